@@ -1,0 +1,170 @@
+"""Walks an Avro body before it is decoded, so that no claim in it is believed unchecked.
+
+The decoder would recurse as deep as the bytes say and build as many items as they claim. This walk reads the same
+bytes with a cap on both, proves every length to lie inside the body, and needs no memory of its own.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from rollcast.schemas.errors import DecodeError, LimitError
+from rollcast.schemas.limits import Limits
+
+_MAX_VARINT_BYTES = 10
+_FIXED_SIZES = {"null": 0, "float": 4, "double": 8}
+
+
+class _Walk:
+    __slots__ = ("body", "items", "limits", "position")
+
+    def __init__(self, body: bytes, limits: Limits) -> None:
+        self.body, self.limits = body, limits
+        self.position, self.items = 0, 0
+
+    def take(self, size: int) -> None:
+        if size < 0 or size > len(self.body) - self.position:
+            raise DecodeError(
+                f"a length of {size} at byte {self.position} does not fit the remaining "
+                f"{len(self.body) - self.position} bytes: the record is cut or corrupt"
+            )
+        self.position += size
+
+    def long(self) -> int:
+        body, start = self.body, self.position
+        result = shift = 0
+        for index in range(start, min(start + _MAX_VARINT_BYTES, len(body))):
+            byte = body[index]
+            result |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if result >> 64:
+                    break
+                self.position = index + 1
+                return (result >> 1) ^ -(result & 1)
+            shift += 7
+        raise DecodeError(f"no valid integer at byte {start}: the record is cut or corrupt")
+
+    def count(self, items: int) -> None:
+        self.items += items
+        if self.items > self.limits.max_items:
+            raise LimitError("max_items", self.items, self.limits.max_items)
+
+
+_Skip = Callable[[_Walk, int], None]
+
+
+def compile_walk(schema: dict[str, Any]) -> Callable[[bytes, Limits], None]:
+    """Returns a check for bodies of `schema` (as parsed from its `.avsc`, names defined before use).
+
+    The check returns when the body is exactly one datum of the schema.
+
+    Raises (the check):
+        DecodeError: cut, padded, an index or length out of range.
+        LimitError: deeper or with more items than `Limits` allows.
+    """
+    named: dict[str, _Skip] = {}
+    root = _compile(schema, named)
+
+    def check(body: bytes, limits: Limits) -> None:
+        walk = _Walk(body, limits)
+        root(walk, 0)
+        if walk.position != len(body):
+            raise DecodeError(f"{len(body) - walk.position} bytes follow the end of the record")
+
+    return check
+
+
+def _compile(schema: Any, named: dict[str, _Skip]) -> _Skip:
+    if isinstance(schema, list):
+        return _union([_compile(branch, named) for branch in schema])
+    kind = schema["type"] if isinstance(schema, dict) else schema
+    if isinstance(kind, (dict, list)):
+        return _compile(kind, named)
+    if kind in {"int", "long"}:
+        return _integer
+    if kind in {"string", "bytes"}:
+        return _sized
+    if kind == "boolean":
+        return _boolean
+    if kind in _FIXED_SIZES:
+        return _fixed(_FIXED_SIZES[kind])
+    if kind == "array":
+        return _array(_compile(schema["items"], named))
+    if kind == "fixed":
+        return _register(schema, named, _fixed(schema["size"]))
+    if kind == "enum":
+        return _register(schema, named, _enum(len(schema["symbols"])))
+    if kind == "record":
+        fields: list[_Skip] = []
+        skip = _register(schema, named, _record(fields))
+        fields.extend(_compile(field["type"], named) for field in schema["fields"])
+        return skip
+    return named[kind.rpartition(".")[2]]
+
+
+def _register(schema: dict[str, Any], named: dict[str, _Skip], skip: _Skip) -> _Skip:
+    named[schema["name"].rpartition(".")[2]] = skip
+    return skip
+
+
+def _integer(walk: _Walk, _depth: int) -> None:
+    walk.long()
+
+
+def _sized(walk: _Walk, _depth: int) -> None:
+    walk.take(walk.long())
+
+
+def _fixed(size: int) -> _Skip:
+    def skip(walk: _Walk, _depth: int) -> None:
+        walk.take(size)
+
+    return skip
+
+
+def _boolean(walk: _Walk, _depth: int) -> None:
+    walk.take(1)
+    if walk.body[walk.position - 1] > 1:
+        raise DecodeError(f"no boolean at byte {walk.position - 1}: the record is corrupt")
+
+
+def _enum(symbols: int) -> _Skip:
+    def skip(walk: _Walk, _depth: int) -> None:
+        index = walk.long()
+        if not 0 <= index < symbols:
+            raise DecodeError(f"enum index {index} of {symbols}: the record is corrupt")
+
+    return skip
+
+
+def _union(branches: list[_Skip]) -> _Skip:
+    def skip(walk: _Walk, depth: int) -> None:
+        index = walk.long()
+        if not 0 <= index < len(branches):
+            raise DecodeError(f"union index {index} of {len(branches)}: the record is corrupt")
+        branches[index](walk, depth + 1)
+
+    return skip
+
+
+def _record(fields: list[_Skip]) -> _Skip:
+    def skip(walk: _Walk, depth: int) -> None:
+        if depth > walk.limits.max_depth:
+            raise LimitError("max_depth", depth, walk.limits.max_depth)
+        for field in fields:
+            field(walk, depth + 1)
+
+    return skip
+
+
+def _array(item: _Skip) -> _Skip:
+    def skip(walk: _Walk, depth: int) -> None:
+        while count := walk.long():
+            if count < 0:
+                # The long form of a block: the count is negated and the size of the block follows.
+                count = -count
+                walk.long()
+            walk.count(count)
+            for _ in range(count):
+                item(walk, depth + 1)
+
+    return skip

@@ -1,0 +1,73 @@
+"""Columns to the datum that fastavro writes, and back."""
+
+from typing import Any
+
+from rollcast.schemas.events import Column, PlainValue, TensorRef, TensorSlice
+
+_LIST, _TUPLE, _MAP = "rollcast.List", "rollcast.Tuple", "rollcast.Map"
+_REF, _SLICE = "rollcast.TensorRef", "rollcast.TensorSlice"
+_PRIMITIVES = {bool: "boolean", int: "long", float: "double", str: "string", bytes: "bytes"}
+
+
+def column_to_avro(column: Column) -> dict[str, Any]:
+    """Returns the datum of a `Column`.
+
+    Raises:
+        TypeError: a value that `tensors.normalise` would have replaced.
+    """
+    return {"name": column.name, "leaf": column.leaf, "value": value_to_avro(column.value)}
+
+
+def column_from_avro(datum: dict[str, Any]) -> Column:
+    """Inverse of `column_to_avro`."""
+    return Column(datum["name"], datum["leaf"], value_from_avro(datum["value"]))
+
+
+def value_to_avro(value: "PlainValue | TensorSlice") -> dict[str, Any]:
+    """Returns the datum of a `Value`."""
+    if value is None:
+        return {"value": None}
+    # The branch is named, never guessed: True must not become 1, nor 1 become 1.0.
+    if (primitive := _PRIMITIVES.get(type(value))) is not None:
+        return {"value": (primitive, value)}
+    if isinstance(value, TensorSlice):
+        datum = {
+            "dtype": value.dtype,
+            "shape": list(value.shape),
+            "total_bytes": value.total_bytes,
+            "offset": value.offset,
+            "slice_bytes": value.slice_bytes,
+            "codec": value.codec,
+            "data": value.data,
+        }
+        return {"value": (_SLICE, datum)}
+    if isinstance(value, TensorRef):
+        return {"value": (_REF, {"leaf": value.leaf})}
+    if isinstance(value, dict):
+        entries = [{"key": value_to_avro(key), "value": value_to_avro(item)} for key, item in value.items()]
+        return {"value": (_MAP, {"entries": entries})}
+    if isinstance(value, (list, tuple)):
+        name = _LIST if isinstance(value, list) else _TUPLE
+        return {"value": (name, {"items": [value_to_avro(item) for item in value]})}
+    raise TypeError(f"a column cannot carry a {type(value).__name__}")
+
+
+def value_from_avro(datum: dict[str, Any]) -> Any:
+    """Inverse of `value_to_avro`; typed loosely because each call site knows which branches it allows.
+
+    Raises:
+        TypeError: a map key that cannot be a key.
+    """
+    value = datum["value"]
+    if not isinstance(value, tuple):
+        return value
+    name, record = value
+    if name == _LIST:
+        return [value_from_avro(item) for item in record["items"]]
+    if name == _TUPLE:
+        return tuple(value_from_avro(item) for item in record["items"])
+    if name == _MAP:
+        return {value_from_avro(entry["key"]): value_from_avro(entry["value"]) for entry in record["entries"]}
+    if name == _REF:
+        return TensorRef(record["leaf"])
+    return TensorSlice(**{**record, "shape": tuple(record["shape"])})

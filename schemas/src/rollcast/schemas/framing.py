@@ -1,0 +1,184 @@
+"""Avro single-object encoding of the events: `C3 01`, the schema's fingerprint, the body."""
+
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import fastavro
+from fastavro.schema import fingerprint, to_parsing_canonical_form
+
+from rollcast.schemas._bounds import compile_walk
+from rollcast.schemas._values import column_from_avro, column_to_avro, value_from_avro, value_to_avro
+from rollcast.schemas.errors import DecodeError, EncodeError, LimitError, UnknownSchemaError
+from rollcast.schemas.events import (
+    Column,
+    DeadLetter,
+    DpShard,
+    DumpCompleted,
+    Event,
+    MetricPoint,
+    PlainValue,
+    SamplePart,
+)
+from rollcast.schemas.limits import DEFAULT_LIMITS, Limits
+
+_MAGIC = b"\xc3\x01"
+_HEADER_BYTES = len(_MAGIC) + 8
+_EVENT_TYPES: dict[str, type[Any]] = {
+    event_type.__name__: event_type for event_type in (SamplePart, DpShard, DumpCompleted, MetricPoint, DeadLetter)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class WriterSchema:
+    """One released schema of one event.
+
+    Attributes:
+        event: name of the event.
+        avsc: the schema as it stands in the package.
+        parsed: the same, as fastavro wants it.
+        header: the frame's first bytes.
+        check: the walk that must pass before a body is decoded.
+    """
+
+    event: str
+    avsc: dict[str, Any]
+    parsed: Any
+    header: bytes
+    check: Callable[[bytes, Limits], None]
+
+
+@cache
+def schemas() -> dict[bytes, WriterSchema]:
+    """Returns every schema ever released, by frame header; of one event, the newest comes last."""
+    found = {}
+    folder = resources.files("rollcast.schemas") / "avro"
+    for file in sorted(folder.iterdir(), key=lambda file: (file.name.split(".")[0], int(file.name.split(".")[1]))):
+        avsc = json.loads(file.read_text())
+        parsed = fastavro.parse_schema(avsc)
+        header = _MAGIC + bytes.fromhex(fingerprint(to_parsing_canonical_form(parsed), "CRC-64-AVRO"))
+        found[header] = WriterSchema(avsc["name"], avsc, parsed, header, compile_walk(avsc))
+    return found
+
+
+@cache
+def current_schema(event: str) -> WriterSchema:
+    """Returns the schema that this version writes for the event of that name."""
+    return [schema for schema in schemas().values() if schema.event == event][-1]
+
+
+@cache
+def _part_of_sample_part(name: str) -> Any:
+    """Returns the parsed schema of `Column` or `Value`, which are defined inside `SamplePart`."""
+    names: dict[str, Any] = {}
+    fastavro.parse_schema(current_schema("SamplePart").avsc, names)
+    return fastavro.parse_schema(names[f"rollcast.{name}"], names)
+
+
+def event_to_avro(event: Event) -> dict[str, Any]:
+    """Returns the datum of an event, for its current schema."""
+    datum = {name: getattr(event, name) for name in type(event).__slots__}
+    if isinstance(event, SamplePart):
+        datum["columns"] = [column_to_avro(column) for column in event.columns]
+    return datum
+
+
+def event_from_avro(name: str, datum: dict[str, Any]) -> Event:
+    """Inverse of `event_to_avro`."""
+    if name == "SamplePart":
+        datum["columns"] = tuple(column_from_avro(column) for column in datum["columns"])
+    elif name == "DpShard":
+        datum["slot_digests"] = tuple(datum["slot_digests"])
+        datum["part_counts"] = tuple(datum["part_counts"])
+    event: Event = _EVENT_TYPES[name](**datum)
+    return event
+
+
+def encode(event: Event) -> bytes:
+    """Returns the frame of an event.
+
+    Raises:
+        EncodeError: a field does not fit the schema.
+    """
+    schema = current_schema(type(event).__name__)
+    out = io.BytesIO()
+    out.write(schema.header)
+    _write(out, schema.parsed, event_to_avro(event), schema.event)
+    return out.getvalue()
+
+
+def decode(frame: bytes, limits: Limits = DEFAULT_LIMITS) -> Event:
+    """Returns the event in a frame.
+
+    Raises:
+        UnknownSchemaError: the fingerprint is not one of the package's schemas.
+        LimitError: it claims more than `limits` allows.
+        DecodeError: it is anything else but exactly one event.
+    """
+    if len(frame) > limits.max_message_bytes:
+        raise LimitError("max_message_bytes", len(frame), limits.max_message_bytes)
+    header, body = frame[:_HEADER_BYTES], frame[_HEADER_BYTES:]
+    if len(header) < _HEADER_BYTES or header[:2] != _MAGIC:
+        raise DecodeError(
+            f"the record starts with {frame[:2].hex() or 'nothing'}, not with the Avro single-object marker c301: "
+            "another program writes to this topic, or a schema registry is in use on one side only"
+        )
+    schema = schemas().get(header)
+    if schema is None:
+        raise UnknownSchemaError(header[2:])
+    schema.check(body, limits)
+    try:
+        datum: Any = fastavro.schemaless_reader(
+            io.BytesIO(body), schema.parsed, current_schema(schema.event).parsed, return_record_name=True
+        )
+        return event_from_avro(schema.event, datum)
+    except (ValueError, TypeError, KeyError, IndexError, EOFError, OverflowError) as exc:
+        raise DecodeError(f"the body of a {schema.event} is corrupt: {exc}") from exc
+
+
+def encode_column(column: Column) -> bytes:
+    """Returns the body of a `Column`, unframed; the canonical bytes that digests and size limits are made of."""
+    out = io.BytesIO()
+    _write(out, _part_of_sample_part("Column"), column_to_avro(column), f"column {column.name!r}")
+    return out.getvalue()
+
+
+def encode_value(value: PlainValue) -> bytes:
+    """Returns the body of a `Value`, unframed, for a packed column."""
+    out = io.BytesIO()
+    _write(out, _part_of_sample_part("Value"), value_to_avro(value), "value")
+    return out.getvalue()
+
+
+@cache
+def _value_check() -> Callable[[bytes, Limits], None]:
+    column = current_schema("SamplePart").avsc["fields"][-1]["type"]["items"]
+    return compile_walk(next(field["type"] for field in column["fields"] if field["name"] == "value"))
+
+
+def decode_value(body: bytes, limits: Limits = DEFAULT_LIMITS) -> PlainValue:
+    """Inverse of `encode_value`.
+
+    Raises:
+        DecodeError: not exactly one value, or one above `limits`.
+    """
+    _value_check()(body, limits)
+    try:
+        datum: Any = fastavro.schemaless_reader(
+            io.BytesIO(body), _part_of_sample_part("Value"), None, return_record_name=True
+        )
+        value: PlainValue = value_from_avro(datum)
+    except (ValueError, TypeError, KeyError, EOFError) as exc:
+        raise DecodeError(f"a packed value is corrupt: {exc}") from exc
+    return value
+
+
+def _write(out: io.BytesIO, parsed: Any, datum: Any, what: str) -> None:
+    try:
+        fastavro.schemaless_writer(out, parsed, datum, strict=True)
+    except (ValueError, TypeError, OverflowError, KeyError) as exc:
+        raise EncodeError(f"{what} does not fit its schema: {exc}") from exc

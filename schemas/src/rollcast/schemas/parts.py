@@ -1,0 +1,231 @@
+"""Content of a slot to parts of bounded size, and back."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+import numpy as np
+import xxhash
+
+from rollcast.schemas.codec import RAW, compress, decompress_into
+from rollcast.schemas.dtypes import ITEM_BYTES, PACKED_VALUE, item_bytes
+from rollcast.schemas.errors import ContractError, LimitError, ShardContentError
+from rollcast.schemas.events import Column, PlainValue, SamplePart, TensorSlice
+from rollcast.schemas.framing import decode_value, encode_column, encode_value
+from rollcast.schemas.limits import DEFAULT_LIMITS, DEFAULT_MAX_PART_BYTES, Limits
+
+MIN_PART_BYTES = 16 * 1024
+"""Smallest `max_part_bytes`: room for the identity, a long column name and some data."""
+
+_MAX_INLINE_BYTES = 4 * 1024
+_MAX_NAME_BYTES = 1024
+_MAX_SLICE_BYTES = 512 * 1024
+_ENVELOPE_BYTES = 128
+_SLICE_OVERHEAD_BYTES = 96
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlotId:
+    """Which slot of which shard of which rollout; fields as in `SamplePart`."""
+
+    run_id: str
+    attempt: int
+    rollout_id: int
+    data_parallel_rank: int
+    slot: int
+    rollout_position: int | None = None
+    sample_index: int | None = None
+
+
+def pack_large_values(columns: Iterable[Column]) -> list[Column]:
+    """Returns the columns with each plain value over 4 KiB turned into a byte tensor, which can be cut."""
+    return [_packed(column) for column in columns]
+
+
+def _packed(column: Column) -> Column:
+    if len(column.name.encode()) > _MAX_NAME_BYTES:
+        raise ContractError(f"column name {column.name[:40]!r}... is longer than {_MAX_NAME_BYTES} bytes; shorten it")
+    if isinstance(column.value, TensorSlice):
+        return column
+    body = encode_value(column.value)
+    if len(body) <= _MAX_INLINE_BYTES:
+        return column
+    packed = TensorSlice(
+        dtype=PACKED_VALUE,
+        shape=(len(body),),
+        total_bytes=len(body),
+        offset=0,
+        slice_bytes=len(body),
+        codec=RAW,
+        data=body,
+    )
+    return Column(column.name, column.leaf, packed)
+
+
+def content_digest(columns: Iterable[Column]) -> bytes:
+    """Returns the XXH3-128 of a slot's content: each column's canonical Avro bytes, followed by its tensor bytes.
+
+    It does not depend on how the content is cut or compressed. `columns` are packed, tensors whole.
+    """
+    digest = xxhash.xxh3_128()
+    for column in columns:
+        if isinstance(column.value, TensorSlice):
+            header = replace(column.value, offset=0, slice_bytes=column.value.total_bytes, codec=RAW, data=b"")
+            digest.update(encode_column(Column(column.name, column.leaf, header)))
+            digest.update(column.value.data)
+        else:
+            digest.update(encode_column(column))
+    return bytes(digest.digest())
+
+
+def split(slot: SlotId, columns: Sequence[Column], max_part_bytes: int = DEFAULT_MAX_PART_BYTES) -> list[SamplePart]:
+    """Cuts packed columns (tensors whole, codec `RAW`) into parts whose frames are at most `max_part_bytes`.
+
+    Raises:
+        ContractError: `max_part_bytes` is below `MIN_PART_BYTES`, or the run id leaves no room in it.
+    """
+    room = max_part_bytes - _ENVELOPE_BYTES - len(slot.run_id.encode())
+    if max_part_bytes < MIN_PART_BYTES or room < MIN_PART_BYTES // 2:
+        raise ContractError(f"max_part_bytes is {max_part_bytes}; it must be at least {MIN_PART_BYTES}")
+    groups: list[list[Column]] = [[]]
+    used = 0
+    for column, size in _pieces(columns, room):
+        if used + size > room and groups[-1]:
+            groups.append([])
+            used = 0
+        groups[-1].append(column)
+        used += size
+    return [
+        SamplePart(
+            run_id=slot.run_id,
+            attempt=slot.attempt,
+            rollout_id=slot.rollout_id,
+            data_parallel_rank=slot.data_parallel_rank,
+            slot=slot.slot,
+            rollout_position=slot.rollout_position,
+            sample_index=slot.sample_index,
+            part=part,
+            part_count=len(groups),
+            columns=tuple(group),
+        )
+        for part, group in enumerate(groups)
+    ]
+
+
+def _pieces(columns: Sequence[Column], room: int) -> Iterator[tuple[Column, int]]:
+    for column in columns:
+        if not isinstance(column.value, TensorSlice):
+            yield column, len(encode_column(column))
+            continue
+        yield from _cut(column, column.value, room)
+
+
+def _cut(column: Column, whole: TensorSlice, room: int) -> Iterator[tuple[Column, int]]:
+    overhead = _SLICE_OVERHEAD_BYTES + len(column.name.encode()) + 10 * len(whole.shape)
+    width = item_bytes(whole.dtype)
+    step = min(_MAX_SLICE_BYTES, room - overhead) // width * width
+    if step <= 0:
+        raise ContractError(f"column {column.name!r} has {len(whole.shape)} dimensions: no part can hold its shape")
+    data = memoryview(whole.data)
+    for offset in range(0, whole.total_bytes, step) if whole.total_bytes else (0,):
+        raw = data[offset : offset + step]
+        codec, encoded = compress(raw, width)
+        piece = replace(whole, offset=offset, slice_bytes=len(raw), codec=codec, data=encoded)
+        yield Column(column.name, column.leaf, piece), overhead + len(encoded)
+
+
+def join(parts: Sequence[SamplePart], limits: Limits = DEFAULT_LIMITS) -> list[Column]:
+    """Returns the packed columns of a slot, tensors whole, from all its parts in order.
+
+    Raises:
+        ShardContentError: the slices of a tensor do not follow each other without gap to its announced size.
+        LimitError: a tensor, or all of them, are larger than `limits` allows.
+    """
+    columns: list[Column] = []
+    filling: _Filling | None = None
+    total = 0
+    for part in parts:
+        for column in part.columns:
+            if not isinstance(column.value, TensorSlice):
+                _check_filled(filling)
+                filling = None
+                columns.append(column)
+                continue
+            if filling is None or not filling.continues_with(column):
+                _check_filled(filling)
+                total += column.value.total_bytes
+                if total > limits.max_slot_bytes:
+                    raise LimitError("max_slot_bytes", total, limits.max_slot_bytes)
+                filling = _Filling(part.slot, column, column.value, limits)
+                columns.append(filling.column)
+            filling.add(column.value)
+    _check_filled(filling)
+    return columns
+
+
+class _Filling:
+    """A tensor whose slices are being put together."""
+
+    def __init__(self, slot: int, first: Column, announced: TensorSlice, limits: Limits) -> None:
+        self._slot, self._announced = slot, announced
+        if not 0 <= announced.total_bytes <= limits.max_tensor_bytes:
+            raise LimitError("max_tensor_bytes", announced.total_bytes, limits.max_tensor_bytes)
+        if announced.dtype != PACKED_VALUE and announced.dtype not in ITEM_BYTES:
+            raise ShardContentError(slot, f"column {first.name!r} has the unknown dtype {announced.dtype!r}")
+        if min(announced.shape, default=0) < 0 or (
+            prod(announced.shape) * item_bytes(announced.dtype) != announced.total_bytes
+        ):
+            raise ShardContentError(
+                slot, f"column {first.name!r}: shape {announced.shape} is not {announced.total_bytes} bytes"
+            )
+        self._buffer = np.empty(announced.total_bytes, np.uint8)
+        self._filled = 0
+        whole = replace(announced, offset=0, slice_bytes=announced.total_bytes, codec=RAW, data=self._buffer.data)
+        self.column = Column(first.name, first.leaf, whole)
+
+    def continues_with(self, column: Column) -> bool:
+        return (column.name, column.leaf) == (self.column.name, self.column.leaf)
+
+    def add(self, piece: TensorSlice) -> None:
+        same = (piece.dtype, piece.shape, piece.total_bytes)
+        if same != (self._announced.dtype, self._announced.shape, self._announced.total_bytes):
+            raise ShardContentError(self._slot, f"the slices of column {self.column.name!r} announce different tensors")
+        end = piece.offset + piece.slice_bytes
+        if piece.offset != self._filled or piece.slice_bytes < 0 or end > self._announced.total_bytes:
+            raise ShardContentError(
+                self._slot,
+                f"column {self.column.name!r}: a slice covers bytes {piece.offset}..{end} where {self._filled} were "
+                f"filled of {self._announced.total_bytes}",
+            )
+        decompress_into(self._buffer[piece.offset : end], piece.codec, piece.data, item_bytes(self._announced.dtype))
+        self._filled = end
+
+    def check_filled(self) -> None:
+        if self._filled != self._announced.total_bytes:
+            raise ShardContentError(
+                self._slot,
+                f"column {self.column.name!r} has {self._filled} of {self._announced.total_bytes} bytes",
+            )
+
+
+def _check_filled(filling: _Filling | None) -> None:
+    if filling is not None:
+        filling.check_filled()
+
+
+def unpack_large_values(columns: Iterable[Column], limits: Limits = DEFAULT_LIMITS) -> list[Column]:
+    """Inverse of `pack_large_values`.
+
+    Raises:
+        DecodeError: a packed value is corrupt or above `limits`.
+    """
+    return [
+        Column(column.name, column.leaf, _unpacked(column.value.data, limits))
+        if isinstance(column.value, TensorSlice) and column.value.dtype == PACKED_VALUE
+        else column
+        for column in columns
+    ]
+
+
+def _unpacked(data: bytes | memoryview, limits: Limits) -> PlainValue:
+    return decode_value(bytes(data), limits)

@@ -1,0 +1,255 @@
+"""Python values of `rollout_data` to columns and back; the only place where the wire meets torch."""
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from rollcast.schemas.codec import RAW
+from rollcast.schemas.dtypes import ITEM_BYTES
+from rollcast.schemas.errors import DecodeError
+from rollcast.schemas.events import Column, PlainValue, TensorRef, TensorSlice
+
+_MAX_NESTING = 32
+_MAX_INT = 2**63
+_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
+_NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.items()}
+
+UNSUPPORTED_KEY = "__rollcast_unsupported__"
+"""Key of the marker that stands for a value the contract cannot carry: `{UNSUPPORTED_KEY: "type name"}`."""
+
+_log = logging.getLogger("rollcast.schemas")
+
+
+class Replaced:
+    """Counts the values that a marker stands for, and warns once for each field.
+
+    Attributes:
+        count: values replaced so far.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._warned: set[str] = set()
+
+    def marker(self, field: str, value: object) -> dict[str, str]:
+        """Returns the marker for `value`, which stood in `field`."""
+        kind = type(value)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        self.count += 1
+        if field not in self._warned:
+            self._warned.add(field)
+            _log.warning(
+                "field %r: a value of type %s cannot be carried; a marker stands in its place. "
+                "Remove it from rollout_data or convert it to tensors and plain values",
+                field,
+                name,
+            )
+        return {UNSUPPORTED_KEY: name}
+
+
+def normalise(field: str, value: object, replaced: Replaced) -> Any:
+    """Returns `value` as the dump contract holds it.
+
+    NumPy scalars become Python scalars and NumPy arrays tensors; subclasses of the plain types become the plain type;
+    tensors are detached but neither moved nor copied; what cannot be carried becomes a marker.
+    """
+    return _normalise(field, value, replaced, _MAX_NESTING)
+
+
+def _normalise(field: str, value: object, replaced: Replaced, room: int) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, torch.Tensor):
+        tensor = _plain_tensor(value)
+        return replaced.marker(field, value) if tensor is None else tensor
+    if isinstance(value, (np.ndarray, np.generic)):
+        return _from_numpy(field, value, replaced)
+    if isinstance(value, int):
+        return int(value) if -_MAX_INT <= value < _MAX_INT else replaced.marker(field, value)
+    if isinstance(value, float):
+        return float(value)
+    if isinstance(value, str):
+        return str.__str__(value) if _is_unicode(value) else replaced.marker(field, value)
+    if isinstance(value, bytes):
+        return bytes(value)
+    if room == 0:
+        return replaced.marker(field, value)
+    if isinstance(value, dict):
+        keys = [_key(key) for key in value]
+        if any(key is _NO_KEY for key in keys):
+            return replaced.marker(field, value)
+        items = [_normalise(field, item, replaced, room - 1) for item in value.values()]
+        return dict(zip(keys, items, strict=True))
+    if isinstance(value, (list, tuple, range)):
+        items = [_normalise(field, item, replaced, room - 1) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    return replaced.marker(field, value)
+
+
+def _plain_tensor(value: torch.Tensor) -> torch.Tensor | None:
+    tensor = value.detach()
+    carried = (
+        type(tensor) is torch.Tensor
+        and tensor.layout is torch.strided
+        and tensor.device.type != "meta"
+        and tensor.dtype in _NAMES
+    )
+    return tensor.resolve_conj().resolve_neg() if carried else None
+
+
+def _from_numpy(field: str, value: Any, replaced: Replaced) -> Any:
+    if isinstance(value, np.generic):
+        scalar = value.item()
+        # item() of a type that Python lacks returns a NumPy scalar again, or a datetime, complex or tuple.
+        plain = isinstance(scalar, (bool, int, float, str, bytes)) and not isinstance(scalar, np.generic)
+        return _normalise(field, scalar, replaced, _MAX_NESTING) if plain else replaced.marker(field, value)
+    try:
+        # A copy: torch wants native byte order, positive strides and writable memory.
+        return torch.from_numpy(np.array(value, dtype=value.dtype.newbyteorder("="), order="C"))
+    except TypeError:
+        return replaced.marker(field, value)
+
+
+_NO_KEY = object()
+
+
+def _key(key: object) -> object:
+    if key is None or isinstance(key, bool):
+        return key
+    if isinstance(key, np.generic):
+        key = key.item()
+    if isinstance(key, int):
+        return int(key) if -_MAX_INT <= key < _MAX_INT else _NO_KEY
+    if isinstance(key, float):
+        return float(key)
+    if isinstance(key, str):
+        return str.__str__(key) if _is_unicode(key) else _NO_KEY
+    return bytes(key) if isinstance(key, bytes) else _NO_KEY
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def flatten(name: str, value: object) -> list[tuple[Column, torch.Tensor | None]]:
+    """Returns the columns of a normalised value, each with the tensor whose bytes it announces.
+
+    The column of a tensor has no data yet and the codec `RAW`; `tensor_bytes` gives the data.
+    """
+    if isinstance(value, torch.Tensor):
+        return [(Column(name, 0, announce(value.dtype, tuple(value.shape))), value)]
+    tensors: list[torch.Tensor] = []
+    plain = _extract(value, tensors)
+    inner = [
+        (Column(name, leaf, announce(tensor.dtype, tuple(tensor.shape))), tensor)
+        for leaf, tensor in enumerate(tensors, start=1)
+    ]
+    return [(Column(name, 0, plain), None), *inner]
+
+
+def _extract(value: Any, tensors: list[torch.Tensor]) -> PlainValue:
+    if isinstance(value, torch.Tensor):
+        tensors.append(value)
+        return TensorRef(len(tensors))
+    if isinstance(value, dict):
+        return {key: _extract(item, tensors) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_extract(item, tensors) for item in value]
+    if isinstance(value, tuple):
+        return tuple(_extract(item, tensors) for item in value)
+    plain: PlainValue = value
+    return plain
+
+
+def announce(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorSlice:
+    """Returns the slice that announces a whole tensor, without its data."""
+    total = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return TensorSlice(
+        dtype=_NAMES[dtype], shape=shape, total_bytes=total, offset=0, slice_bytes=total, codec=RAW, data=b""
+    )
+
+
+def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Returns the elements of a strided tensor as a flat uint8 tensor on its device; a view where it is contiguous."""
+    flat = tensor.contiguous().reshape(-1)
+    return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8, device=tensor.device)
+
+
+def unflatten(columns: Sequence[Column]) -> dict[str, Any]:
+    """Returns the values by name; inverse of `flatten` over all columns of a slot, in their order.
+
+    Tensors own their memory.
+
+    Raises:
+        DecodeError: a column that repeats, a reference without its tensor, or a dtype that this torch lacks.
+    """
+    tensors: dict[tuple[str, int], torch.Tensor] = {}
+    plain: dict[str, Any] = {}
+    for column in columns:
+        key = (column.name, column.leaf)
+        if key in tensors or (column.leaf == 0 and column.name in plain):
+            raise DecodeError(f"column {column.name!r} stands twice in one slot")
+        if isinstance(column.value, TensorSlice):
+            tensors[key] = _to_tensor(column.name, column.value)
+        elif column.leaf:
+            raise DecodeError(f"column {column.name!r}: leaf {column.leaf} is not a tensor")
+        if column.leaf == 0:
+            plain[column.name] = tensors.get(key) if key in tensors else column.value
+    return {name: _restore(name, value, tensors) for name, value in plain.items()}
+
+
+def _to_tensor(name: str, whole: TensorSlice) -> torch.Tensor:
+    dtype = _DTYPES.get(whole.dtype)
+    if dtype is None:
+        raise DecodeError(f"column {name!r} has dtype {whole.dtype}, which this torch does not have; upgrade torch")
+    if not whole.total_bytes:
+        return torch.empty(whole.shape, dtype=dtype)
+    # frombuffer would share the (read-only) source; clone makes the tensor own exactly its storage.
+    flat = torch.from_numpy(np.frombuffer(whole.data, np.uint8).copy())
+    return flat.view(dtype).reshape(whole.shape)
+
+
+def _restore(name: str, value: Any, tensors: dict[tuple[str, int], torch.Tensor]) -> Any:
+    if isinstance(value, TensorRef):
+        if (name, value.leaf) not in tensors:
+            raise DecodeError(f"column {name!r} refers to tensor {value.leaf}, which is not there")
+        return tensors[name, value.leaf]
+    if isinstance(value, dict):
+        return {key: _restore(name, item, tensors) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_restore(name, item, tensors) for item in value]
+    if isinstance(value, tuple):
+        return tuple(_restore(name, item, tensors) for item in value)
+    return value
+
+
+def columns_of(values: Iterable[tuple[str, object]]) -> list[Column]:
+    """Returns the complete columns of normalised values, with their data, for content that is already on the CPU."""
+    columns = []
+    for name, value in values:
+        for column, tensor in flatten(name, value):
+            if tensor is not None and isinstance(column.value, TensorSlice):
+                data = tensor_bytes(tensor.cpu()).numpy().data
+                column = Column(name, column.leaf, with_data(column.value, data))
+            columns.append(column)
+    return columns
+
+
+def with_data(announced: TensorSlice, data: bytes | memoryview) -> TensorSlice:
+    """Returns the announced slice with its raw bytes."""
+    return TensorSlice(
+        dtype=announced.dtype,
+        shape=announced.shape,
+        total_bytes=announced.total_bytes,
+        offset=0,
+        slice_bytes=announced.total_bytes,
+        codec=RAW,
+        data=data,
+    )
