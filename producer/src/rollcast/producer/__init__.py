@@ -1,0 +1,45 @@
+"""The training side: publishes rollouts through a spool and a shipper.
+
+Names are loaded on first use, so that the shipper, which lives in this package, starts without torch.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rollcast.producer.config import PublisherConfig
+    from rollcast.producer.context_parallel import all_gather_with_cp, get_logits_and_tokens_offset_with_cp
+    from rollcast.producer.errors import ProducerError
+    from rollcast.producer.fields import restore_context_parallel_fields_to_cpu
+    from rollcast.producer.inline import save_debug_train_data
+    from rollcast.producer.publisher import Publisher, PublishResult, PublishStatus
+
+__all__ = [
+    "ProducerError",
+    "PublishResult",
+    "PublishStatus",
+    "Publisher",
+    "PublisherConfig",
+    "all_gather_with_cp",
+    "get_logits_and_tokens_offset_with_cp",
+    "restore_context_parallel_fields_to_cpu",
+    "save_debug_train_data",
+]
+
+_HOMES = {
+    "ProducerError": "errors",
+    "PublishResult": "publisher",
+    "PublishStatus": "publisher",
+    "Publisher": "publisher",
+    "PublisherConfig": "config",
+    "all_gather_with_cp": "context_parallel",
+    "get_logits_and_tokens_offset_with_cp": "context_parallel",
+    "restore_context_parallel_fields_to_cpu": "fields",
+    "save_debug_train_data": "inline",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

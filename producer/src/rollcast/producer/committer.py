@@ -1,0 +1,126 @@
+"""The writer's background thread: commits filled bundles and keeps a shipper alive."""
+
+import logging
+import queue
+import shutil
+import threading
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rollcast.producer.plan import ShardRecords
+from rollcast.producer.shipper.launch import ShipperLauncher
+from rollcast.producer.spool.folder import BundleName, SpoolFolder
+from rollcast.producer.spool.write import commit_bundle, is_filled
+from rollcast.schemas.events import DpShard
+
+_LOOK_EVERY_S = 0.005
+_TEND_EVERY_S = 1.0
+
+_log = logging.getLogger("rollcast.producer")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CommitJob:
+    """A bundle to commit.
+
+    Attributes:
+        name: of the bundle.
+        content: its records; None where the rollout was dropped.
+        shard: the closing event, digests and part counts still empty.
+        peers: context-parallel peers that must have filled their part.
+    """
+
+    name: BundleName
+    content: ShardRecords | None
+    shard: DpShard
+    peers: int
+
+
+class Committer:
+    """Commits in the background; its thread starts with the first job, so nothing runs before a fork.
+
+    Attributes:
+        abandoned: bundles given up because a peer did not fill its part.
+    """
+
+    def __init__(
+        self, spool: SpoolFolder, run_id: str, fill_timeout_s: float, launcher: ShipperLauncher | None
+    ) -> None:
+        self.abandoned = 0
+        self._spool, self._run_id, self._fill_timeout_s = spool, run_id, fill_timeout_s
+        self._launcher = launcher
+        self._jobs: queue.SimpleQueue[CommitJob | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._open_jobs = 0
+        self._lock = threading.Lock()
+
+    @property
+    def busy(self) -> bool:
+        """Tells whether a job is waiting or being worked on."""
+        return self._open_jobs > 0
+
+    def submit(self, job: CommitJob) -> None:
+        """Takes a job; returns at once."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rollcast-commit", daemon=True)
+            self._thread.start()
+        with self._lock:
+            self._open_jobs += 1
+        self._jobs.put(job)
+
+    def close(self, timeout_s: float) -> bool:
+        """Finishes the jobs taken so far and ends the thread; tells whether that was within the bound."""
+        if self._thread is None:
+            return True
+        self._jobs.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                job = self._jobs.get(timeout=_TEND_EVERY_S)
+            except queue.Empty:
+                self._tend()
+                continue
+            if job is None:
+                return
+            try:
+                self._commit(job)
+            except OSError as exc:
+                _log.error("rollout %d is lost: its bundle could not be committed: %s", job.name.rollout_id, exc)
+            finally:
+                with self._lock:
+                    self._open_jobs -= 1
+            self._tend()
+
+    def _tend(self) -> None:
+        if self._launcher is not None:
+            self._launcher.tend()
+
+    def _commit(self, job: CommitJob) -> None:
+        filling = self._spool.filling(self._run_id, job.name)
+        committed = self._spool.committed(self._run_id, job.name)
+        if job.content is not None and not self._wait_filled(filling, job.peers):
+            self.abandoned += 1
+            shutil.rmtree(filling, ignore_errors=True)
+            reason = f"a context-parallel peer did not fill its part within {self._fill_timeout_s:g} s"
+            _log.error("rollout %d dropped: %s", job.name.rollout_id, reason)
+            job = dropped(job, reason)
+        commit_bundle(filling, committed, job.content, job.shard)
+
+    def _wait_filled(self, filling: Path, peers: int) -> bool:
+        # Looking, not waiting on a primitive: the peers are other processes, and only the file system is shared.
+        deadline = time.monotonic() + self._fill_timeout_s
+        while not is_filled(filling, peers):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_EVERY_S)
+        return True
+
+
+def dropped(job: CommitJob, reason: str) -> CommitJob:
+    """Returns the job that announces the rollout as dropped instead."""
+    shard = replace(job.shard, sample_count=0, raw_bytes=0, replaced_values=0, dropped_reason=reason)
+    return CommitJob(name=job.name, content=None, shard=shard, peers=job.peers)

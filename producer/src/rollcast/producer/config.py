@@ -1,0 +1,63 @@
+"""Configuration of the publisher."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollcast.producer.errors import ProducerError
+from rollcast.schemas.limits import DEFAULT_MAX_PART_BYTES
+from rollcast.schemas.parts import MIN_PART_BYTES
+from rollcast.schemas.topics import Topics, check_run_id
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublisherConfig:
+    """What a `Publisher` needs to know; the same on every rank.
+
+    Attributes:
+        run_id: name of the training run; stays the same when the run resumes.
+        spool_dir: folder for bundles that wait for Kafka, on a local disk or tmpfs; shared by the ranks of a host.
+        bootstrap_servers: Kafka's address, `host:port[,host:port]`.
+        topic_prefix: first part of the topic names.
+        attempt: the scheduler's restart count; default: milliseconds at start, above any attempt in the spool.
+        max_part_bytes: largest Kafka record; the broker's `max.message.bytes` must be a little larger.
+        max_spool_bytes: bundles beyond this size in the spool are dropped whole.
+        context_parallel_restore: `auto`, or force `in_place` or `gather`.
+        gather_bucket_bytes: size of one message where peers cannot share the spool.
+        control_timeout_s: a peer that does not answer for this long stops publishing for good, not the training.
+        commit_timeout_s: a peer that does not fill its part for this long makes the rollout a dropped one.
+        start_shipper: the writer starts `rollcast-ship`; switch off when a sidecar does it.
+        strict: errors are raised from `publish`; for tests.
+    """
+
+    run_id: str
+    spool_dir: Path
+    bootstrap_servers: str
+    topic_prefix: str = "rollcast"
+    attempt: int | None = None
+    max_part_bytes: int = DEFAULT_MAX_PART_BYTES
+    max_spool_bytes: int = 64 * 1024**3
+    context_parallel_restore: str = "auto"
+    gather_bucket_bytes: int = 64 * 1024**2
+    control_timeout_s: float = 60.0
+    commit_timeout_s: float = 120.0
+    start_shipper: bool = True
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuses values that cannot work."""
+        check_run_id(self.run_id)
+        Topics(self.topic_prefix)
+        if not self.bootstrap_servers:
+            raise ProducerError("PublisherConfig.bootstrap_servers is empty; give Kafka's address as host:port")
+        if self.max_part_bytes < MIN_PART_BYTES:
+            raise ProducerError(
+                f"PublisherConfig.max_part_bytes is {self.max_part_bytes}; it must be at least {MIN_PART_BYTES}"
+            )
+        if self.context_parallel_restore not in {"auto", "in_place", "gather"}:
+            raise ProducerError(
+                f"PublisherConfig.context_parallel_restore is {self.context_parallel_restore!r}; "
+                "use auto, in_place or gather"
+            )
+        for name in ("max_spool_bytes", "gather_bucket_bytes", "control_timeout_s", "commit_timeout_s"):
+            if getattr(self, name) <= 0:
+                raise ProducerError(f"PublisherConfig.{name} is {getattr(self, name)}; it must be positive")

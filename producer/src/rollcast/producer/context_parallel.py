@@ -1,0 +1,140 @@
+"""Which response tokens a context-parallel rank holds, and how the whole response is put together.
+
+Context parallelism cuts a sequence into `2 * cp_size` chunks and gives rank r chunks r and `2 * cp_size - 1 - r`
+(zigzag), so that causal attention costs every rank the same. The record of response token i belongs to the logit
+that predicts it, at sequence position `prompt_length - 1 + i`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+
+from rollcast.producer.errors import RolloutDataError
+from rollcast.producer.parallel import current_layout
+from rollcast.schemas.tensors import tensor_bytes
+
+Span: TypeAlias = tuple[int, int]
+"""Half-open range of response tokens."""
+
+GatherTensor: TypeAlias = Callable[[torch.Tensor, int, int], torch.Tensor]
+"""`(local, total_length, response_length)` to the whole response."""
+
+
+def get_logits_and_tokens_offset_with_cp(
+    total_length: int,
+    response_length: int,
+    qkv_format: str = "thd",
+    max_seq_len: int | None = None,
+    cp_rank: int | None = None,
+    cp_size: int | None = None,
+) -> tuple[int, tuple[Span, Span], tuple[Span, Span], tuple[Span, Span]]:
+    """Returns `(chunk_size, chunks, logits_offsets, tokens_offsets)` of a rank's two zigzag chunks.
+
+    All ranges are half-open sequence positions; an empty one is `(0, 0)`. The chunk size is
+    `ceil(total_length / (2 * cp_size))`, for `bshd` that of `max_seq_len`.
+
+    Args:
+        total_length: prompt and response, in tokens.
+        response_length: response, in tokens.
+        qkv_format: `thd` (packed) or `bshd` (padded to `max_seq_len`).
+        max_seq_len: padded length, needed for `bshd`.
+        cp_rank: default: this process's.
+        cp_size: default: this process's.
+
+    Raises:
+        RolloutDataError: lengths that contradict each other, an unknown format, or no context parallelism.
+    """
+    if cp_rank is None or cp_size is None:
+        layout = current_layout()
+        cp_rank = layout.context_parallel_rank if cp_rank is None else cp_rank
+        cp_size = layout.context_parallel_size if cp_size is None else cp_size
+    if cp_size < 2:
+        raise RolloutDataError(f"cp_size is {cp_size}: offsets exist only where context parallelism splits a sequence")
+    if not 0 <= response_length <= total_length:
+        raise RolloutDataError(f"response_length {response_length} is not within total_length {total_length}")
+    if qkv_format == "thd":
+        padded = total_length
+    elif qkv_format == "bshd" and max_seq_len is not None:
+        padded = max_seq_len
+    else:
+        raise RolloutDataError(
+            f"qkv_format is {qkv_format!r} with max_seq_len {max_seq_len}; use thd, or bshd with one"
+        )
+    chunk_size = -(-padded // (2 * cp_size))
+    prompt = total_length - response_length
+    mirrored = 2 * cp_size - 1 - cp_rank
+    chunks = (
+        (cp_rank * chunk_size, (cp_rank + 1) * chunk_size),
+        (mirrored * chunk_size, (mirrored + 1) * chunk_size),
+    )
+    logits = tuple(_clip(low, high, prompt - 1, total_length - 1) for low, high in chunks)
+    tokens = tuple((low + 1, high + 1) if low < high else (0, 0) for low, high in logits)
+    return chunk_size, chunks, (logits[0], logits[1]), (tokens[0], tokens[1])
+
+
+def _clip(low: int, high: int, floor: int, ceiling: int) -> Span:
+    low, high = max(low, floor, 0), min(high, ceiling)
+    return (low, high) if low < high else (0, 0)
+
+
+def response_spans(total_length: int, response_length: int, cp_rank: int, cp_size: int) -> list[Span]:
+    """Returns the response tokens that a rank's local tensor holds, in the order in which it holds them."""
+    if cp_size == 1:
+        return [(0, response_length)]
+    _, _, logits, _ = get_logits_and_tokens_offset_with_cp(
+        total_length, response_length, cp_rank=cp_rank, cp_size=cp_size
+    )
+    first = total_length - response_length - 1
+    return [(low - first, high - first) for low, high in logits if low < high]
+
+
+def span_tokens(spans: Sequence[Span]) -> int:
+    """Returns the number of tokens in the spans."""
+    return sum(high - low for low, high in spans)
+
+
+def all_gather_with_cp(tensor: torch.Tensor, total_length: int, response_length: int) -> torch.Tensor:
+    """Returns the whole response of a zigzag-split tensor, on every context-parallel rank; bit-exact, any dtype.
+
+    Collective over the context-parallel group; with one rank, the tensor itself.
+
+    Args:
+        tensor: this rank's spans, first dimension along the tokens.
+        total_length: prompt and response, in tokens.
+        response_length: response, in tokens.
+
+    Raises:
+        RolloutDataError: the tensor does not have this rank's number of tokens.
+    """
+    layout = current_layout()
+    if layout.context_parallel_size == 1:
+        return tensor
+    from megatron.core import parallel_state
+
+    size = layout.context_parallel_size
+    spans = [response_spans(total_length, response_length, rank, size) for rank in range(size)]
+    held = span_tokens(spans[layout.context_parallel_rank])
+    if len(tensor) != held:
+        raise RolloutDataError(
+            f"this rank's tensor has {len(tensor)} tokens; it holds {held} of a response of {response_length}"
+        )
+    whole = tensor.new_empty((response_length, *tensor.shape[1:]))
+    row_bytes = whole[:1].numel() * tensor.element_size() if response_length else 0
+    longest = max(span_tokens(rank_spans) for rank_spans in spans) * row_bytes
+    if not longest:
+        return whole
+    # Bytes, not values: every dtype is exact, and one too new for the backend's collectives still travels.
+    send = torch.zeros(longest, dtype=torch.uint8, device=tensor.device)
+    send[: tensor.numel() * tensor.element_size()] = tensor_bytes(tensor)
+    received = [torch.empty_like(send) for _ in range(size)]
+    group: Any = parallel_state.get_context_parallel_group()
+    dist.all_gather(received, send, group=group)
+    flat = tensor_bytes(whole)
+    for rank_spans, rank_bytes in zip(spans, received, strict=True):
+        position = 0
+        for low, high in rank_spans:
+            flat[low * row_bytes : high * row_bytes] = rank_bytes[position : position + (high - low) * row_bytes]
+            position += (high - low) * row_bytes
+    return whole

@@ -1,0 +1,92 @@
+"""Moves a planned shard into its tensor file: in place by every peer, or through messages to the writer."""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from rollcast.producer.parallel import ParallelLayout
+from rollcast.producer.plan import ShardPlan
+from rollcast.schemas.tensors import tensor_bytes
+
+_Segment = tuple[int, int, int]
+"""Offset in the file's data, offset in the stream of a peer's own bytes, size."""
+
+
+def copy_own(plan: ShardPlan, layout: ParallelLayout, data: torch.Tensor) -> int:
+    """Copies what this rank holds to its final place; returns the number of bytes.
+
+    Args:
+        plan: the shard.
+        layout: this rank's coordinates.
+        data: the bytes of the tensor file, uint8.
+    """
+    copied = 0
+    for tensor in plan.tensors:
+        segments = list(tensor.segments(layout, layout.context_parallel_rank))
+        if not segments:
+            continue
+        own = tensor_bytes(tensor.source)
+        for target, start, size in segments:
+            data[target : target + size].copy_(own[start : start + size])
+            copied += size
+    return copied
+
+
+def send_own(plan: ShardPlan, layout: ParallelLayout, send: Callable[[torch.Tensor], None], bucket_bytes: int) -> int:
+    """Sends what this rank holds of the split tensors to the writer, in buckets; returns the number of bytes."""
+    rank = layout.context_parallel_rank
+    stream = [
+        own[start : start + size]
+        for tensor in plan.tensors
+        if tensor.total_length is not None
+        for own in [tensor_bytes(tensor.source)]
+        for _, start, size in tensor.segments(layout, rank)
+    ]
+    sent = 0
+    for bucket in _buckets(_stream_of(plan, layout, rank), bucket_bytes):
+        pieces = stream[: len(bucket)]
+        del stream[: len(bucket)]
+        send(torch.cat([piece.cpu() for piece in pieces]))
+        sent += sum(size for _, _, size in bucket)
+    return sent
+
+
+def receive_from(
+    plan: ShardPlan,
+    layout: ParallelLayout,
+    rank: int,
+    receive: Callable[[torch.Tensor], None],
+    data: torch.Tensor,
+    bucket_bytes: int,
+) -> None:
+    """Receives what `send_own` of a context-parallel peer sends, and puts it in its place."""
+    for bucket in _buckets(_stream_of(plan, layout, rank), bucket_bytes):
+        start = bucket[0][1]
+        buffer = torch.empty(sum(size for _, _, size in bucket), dtype=torch.uint8)
+        receive(buffer)
+        for target, position, size in bucket:
+            data[target : target + size] = buffer[position - start : position - start + size]
+
+
+def _stream_of(plan: ShardPlan, layout: ParallelLayout, rank: int) -> list[_Segment]:
+    segments, position = [], 0
+    for tensor in plan.tensors:
+        if tensor.total_length is not None:
+            for target, _, size in tensor.segments(layout, rank):
+                segments.append((target, position, size))
+                position += size
+    return segments
+
+
+def _buckets(segments: Sequence[_Segment], bucket_bytes: int) -> Iterator[list[_Segment]]:
+    """Yields runs of whole segments of at most `bucket_bytes`, a larger segment alone; alike on both sides."""
+    bucket: list[_Segment] = []
+    used = 0
+    for segment in segments:
+        if bucket and used + segment[2] > bucket_bytes:
+            yield bucket
+            bucket, used = [], 0
+        bucket.append(segment)
+        used += segment[2]
+    if bucket:
+        yield bucket

@@ -1,0 +1,27 @@
+"""Errors of the training side. None of them leaves `publish` unless the publisher is strict."""
+
+from typing import ClassVar
+
+from rollcast.schemas.errors import RolloutDataError
+
+__all__ = ["ProducerError", "RolloutDataError", "ShipperError", "SpoolError", "SpoolFullError"]
+
+
+class ProducerError(Exception):
+    """Root of the errors of `rollcast.producer`."""
+
+    retriable: ClassVar[bool] = False
+
+
+class SpoolError(ProducerError):
+    """The spool folder or a bundle in it cannot be used; the message names the path."""
+
+
+class SpoolFullError(SpoolError):
+    """The spool has no room for a bundle."""
+
+    retriable: ClassVar[bool] = True
+
+
+class ShipperError(ProducerError):
+    """The shipper cannot start or go on; the message says what to change."""

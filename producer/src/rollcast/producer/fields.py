@@ -1,0 +1,106 @@
+"""The fields that context parallelism splits, and their plain restore, tensor by tensor."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from rollcast.producer.context_parallel import GatherTensor
+from rollcast.producer.errors import RolloutDataError
+from rollcast.schemas.shards import sample_count
+
+CONTEXT_PARALLEL_FIELDS = (
+    "rollout_log_probs",
+    "teacher_log_probs",
+    "log_probs",
+    "ref_log_probs",
+    "values",
+    "advantages",
+    "returns",
+    "kl",
+    "entropy",
+    "opd_reverse_kl",
+)
+"""Columns with one value per response token, of which a context-parallel rank holds its spans only."""
+
+
+def restore_context_parallel_fields_to_cpu(
+    rollout_data: Mapping[str, Any], gather_tensor: GatherTensor, *, keep_restored: bool
+) -> dict[str, Any] | None:
+    """Returns `rollout_data` on the CPU with every split field restored, or None where it is not kept.
+
+    Every context-parallel peer calls it, for `gather_tensor` is collective: field by field in the order of
+    `CONTEXT_PARALLEL_FIELDS`, sample by sample. A result is detached, checked, moved to the CPU where it is kept, and
+    dropped before the next. The input stays as it was.
+
+    Args:
+        rollout_data: one shard.
+        gather_tensor: `(local, total_length, response_length)` to the whole response.
+        keep_restored: this rank wants the result.
+
+    Raises:
+        RolloutDataError: a field does not have one tensor per sample, or a result not one entry per response token.
+        TypeError: an entry is no tensor.
+    """
+    count = sample_count(rollout_data)
+    restored: dict[str, list[torch.Tensor]] = {}
+    for name in CONTEXT_PARALLEL_FIELDS:
+        values = rollout_data.get(name)
+        if values is None:
+            continue
+        tensors = check_one_tensor_per_sample(name, values, count)
+        lengths = [check_lengths(rollout_data, key, count) for key in ("total_lengths", "response_lengths")]
+        kept = []
+        for slot, (tensor, total, response) in enumerate(zip(tensors, *lengths, strict=True)):
+            whole = gather_tensor(tensor, total, response).detach()
+            if len(whole) != response:
+                raise RolloutDataError(
+                    f"{name!r} of sample {slot} has {len(whole)} entries after the restore, for {response} tokens"
+                )
+            if keep_restored:
+                kept.append(whole.to("cpu", copy=True))
+            del whole
+        restored[name] = kept
+    if not keep_restored:
+        return None
+    return {name: restored[name] if name in restored else _to_cpu(value) for name, value in rollout_data.items()}
+
+
+def check_one_tensor_per_sample(name: str, values: object, count: int) -> list[torch.Tensor]:
+    """Returns the column as a list of tensors.
+
+    Raises:
+        RolloutDataError: another number of entries than samples.
+        TypeError: an entry is no tensor.
+    """
+    if not isinstance(values, (list, tuple, torch.Tensor)) or len(values) != count:
+        found = len(values) if isinstance(values, (list, tuple, torch.Tensor)) else f"a {type(values).__name__}"
+        raise RolloutDataError(f"{name!r} needs one tensor per sample: it has {found}, for {count} samples")
+    for slot, value in enumerate(values):
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{name!r} of sample {slot} is a {type(value).__name__}; it needs one tensor per sample")
+    return list(values)
+
+
+def check_lengths(rollout_data: Mapping[str, Any], name: str, count: int) -> list[int]:
+    """Returns a column of lengths as integers.
+
+    Raises:
+        RolloutDataError: it is absent or has another number of entries than samples.
+    """
+    values = rollout_data.get(name)
+    if values is None or len(values) != count:
+        found = "absent" if values is None else f"{len(values)} long"
+        raise RolloutDataError(f"{name!r} is {found}; the restore needs one length per sample, for {count} samples")
+    return [int(value) for value in values]
+
+
+def _to_cpu(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: _to_cpu(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_to_cpu(item) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
+    return value

@@ -1,0 +1,205 @@
+"""The plan of a shard: each tensor of the bundle with its final place, computed alike by all peers."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import xxhash
+
+from rollcast.producer.context_parallel import response_spans, span_tokens
+from rollcast.producer.errors import RolloutDataError
+from rollcast.producer.fields import CONTEXT_PARALLEL_FIELDS, check_lengths, check_one_tensor_per_sample
+from rollcast.producer.parallel import ParallelLayout
+from rollcast.schemas.codec import SPOOL
+from rollcast.schemas.events import SHARD_SLOT, Column, TensorSlice
+from rollcast.schemas.shards import ShardContent, sample_count, split_shard
+from rollcast.schemas.tensors import Replaced, announce, flatten, normalise
+
+_ONE_PER_SAMPLE = ("tokens", "total_lengths", "loss_masks")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedTensor:
+    """One tensor of the bundle.
+
+    Attributes:
+        name: unique in the bundle.
+        announced: dtype, shape and size of the whole tensor.
+        offset: where its bytes begin in the data of the tensor file.
+        source: what this rank holds of it.
+        total_length: of its sample, where context parallelism splits the tensor; else None.
+        owner: the context-parallel rank that copies it where it is not split.
+    """
+
+    name: str
+    announced: TensorSlice
+    offset: int
+    source: torch.Tensor
+    total_length: int | None
+    owner: int
+
+    def segments(self, layout: ParallelLayout, rank: int) -> Iterator[tuple[int, int, int]]:
+        """Yields `(offset in the file's data, offset in the rank's own bytes, size)` of what `rank` copies."""
+        if self.total_length is None:
+            if rank == self.owner and self.announced.total_bytes:
+                yield self.offset, 0, self.announced.total_bytes
+            return
+        tokens = self.announced.shape[0]
+        row_bytes = self.announced.total_bytes // tokens if tokens else 0
+        position = 0
+        spans = response_spans(self.total_length, tokens, rank, layout.context_parallel_size)
+        for low, high in spans if row_bytes else ():
+            size = (high - low) * row_bytes
+            yield self.offset + low * row_bytes, position, size
+            position += size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardRecords:
+    """Everything of a shard that is not tensor bytes; holds no reference to the trainer's memory.
+
+    Attributes:
+        slots: the columns of each slot, the shard's own last; tensors refer to the file (codec `SPOOL`).
+        positions: rollout position of each sample, or None.
+        sample_indices: sample index of each sample, or None.
+        replaced_values: values that a marker stands for.
+    """
+
+    slots: tuple[tuple[Column, ...], ...]
+    positions: tuple[int | None, ...]
+    sample_indices: tuple[int | None, ...]
+    replaced_values: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShardPlan:
+    """What a bundle will hold.
+
+    Attributes:
+        tensors: in file order.
+        data_bytes: size of all of them.
+        records: the rest.
+        digest: 63-bit hash of fields, dtypes, shapes and sample count; equal on all peers of a shard.
+    """
+
+    tensors: tuple[PlannedTensor, ...]
+    data_bytes: int
+    records: ShardRecords
+    digest: int
+
+
+def make_plan(rollout_data: Mapping[str, Any], layout: ParallelLayout, *, in_place: bool = True) -> ShardPlan:
+    """Returns the plan of a shard from what this rank holds of it. Copies nothing, waits for nobody.
+
+    Args:
+        rollout_data: what this rank holds.
+        layout: this rank's coordinates.
+        in_place: the peers share the file, so each copies some of the tensors that all of them hold.
+
+    Raises:
+        RolloutDataError: columns that are misaligned with the samples or with this rank's spans.
+        TypeError: an entry of a split field is no tensor.
+    """
+    replaced = Replaced()
+    data = {name: normalise(name, value, replaced) for name, value in rollout_data.items()}
+    lengths = _check_alignment(data, layout)
+    content = split_shard(data)
+    builder = _Builder(lengths, copying_ranks=layout.context_parallel_size if in_place else 1)
+    slots = tuple(
+        builder.add_slot(slot, values) for slot, values in [*enumerate(content.slots), (SHARD_SLOT, content.own)]
+    )
+    return ShardPlan(
+        tensors=tuple(builder.tensors),
+        data_bytes=builder.data_bytes,
+        records=ShardRecords(
+            slots=slots,
+            positions=tuple(content.positions),
+            sample_indices=tuple(content.sample_indices),
+            replaced_values=replaced.count,
+        ),
+        digest=_digest(content, builder.tensors, slots),
+    )
+
+
+def _check_alignment(data: Mapping[str, Any], layout: ParallelLayout) -> list[tuple[int, int]]:
+    """Returns `(total_length, response_length)` by slot, empty where nothing is split."""
+    count = sample_count(data)
+    for name in _ONE_PER_SAMPLE:
+        value = data.get(name)
+        if isinstance(value, (list, tuple)) and len(value) != count:
+            raise RolloutDataError(
+                f"{name!r} has {len(value)} entries for {count} samples (the length of 'response_lengths'); "
+                "it needs one per sample"
+            )
+    split_fields = [name for name in CONTEXT_PARALLEL_FIELDS if data.get(name) is not None]
+    if not split_fields:
+        return []
+    responses = check_lengths(data, "response_lengths", count)
+    # Without context parallelism a rank holds the whole response, however long the prompt is.
+    totals = responses if layout.context_parallel_size == 1 else check_lengths(data, "total_lengths", count)
+    lengths = list(zip(totals, responses, strict=True))
+    for name in split_fields:
+        for slot, tensor in enumerate(check_one_tensor_per_sample(name, data[name], count)):
+            held = span_tokens(
+                response_spans(*lengths[slot], layout.context_parallel_rank, layout.context_parallel_size)
+            )
+            if not tensor.dim() or len(tensor) != held:
+                raise RolloutDataError(
+                    f"{name!r} of sample {slot} has shape {tuple(tensor.shape)}; this rank (context-parallel "
+                    f"{layout.context_parallel_rank} of {layout.context_parallel_size}) holds {held} of its "
+                    f"{lengths[slot][1]} response tokens"
+                )
+    return lengths if layout.context_parallel_size > 1 else []
+
+
+class _Builder:
+    """Gives each tensor its place in the file, and one of the peers to copy it."""
+
+    def __init__(self, lengths: list[tuple[int, int]], copying_ranks: int) -> None:
+        self.tensors: list[PlannedTensor] = []
+        self.data_bytes = 0
+        self._lengths = lengths
+        self._load = [0] * copying_ranks
+
+    def add_slot(self, slot: int, values: Mapping[str, Any]) -> tuple[Column, ...]:
+        columns = []
+        for name, value in values.items():
+            for column, tensor in flatten(name, value):
+                if tensor is None:
+                    columns.append(column)
+                else:
+                    columns.append(self._add_tensor(slot, column, tensor))
+        return tuple(columns)
+
+    def _add_tensor(self, slot: int, column: Column, tensor: torch.Tensor) -> Column:
+        total_length = None
+        announced = announce(tensor.dtype, tuple(tensor.shape))
+        if slot != SHARD_SLOT and self._lengths and column.name in CONTEXT_PARALLEL_FIELDS:
+            total_length, response_length = self._lengths[slot]
+            announced = announce(tensor.dtype, (response_length, *tensor.shape[1:]))
+        owner = min(range(len(self._load)), key=self._load.__getitem__)
+        if total_length is None:
+            self._load[owner] += announced.total_bytes
+        self.tensors.append(
+            PlannedTensor(
+                name=f"{slot}.{column.leaf}.{column.name}",
+                announced=announced,
+                offset=self.data_bytes,
+                source=tensor,
+                total_length=total_length,
+                owner=owner,
+            )
+        )
+        in_spool = replace(announced, offset=self.data_bytes, codec=SPOOL)
+        self.data_bytes += announced.total_bytes
+        return Column(column.name, column.leaf, in_spool)
+
+
+def _digest(content: ShardContent, tensors: list[PlannedTensor], slots: tuple[tuple[Column, ...], ...]) -> int:
+    digest = xxhash.xxh3_64()
+    digest.update(repr((len(content.slots), [[column.name for column in columns] for columns in slots])).encode())
+    for tensor in tensors:
+        digest.update(repr((tensor.name, tensor.announced.dtype, tensor.announced.shape, tensor.total_length)).encode())
+    # It travels as a signed 64-bit integer.
+    return int(digest.intdigest()) >> 1

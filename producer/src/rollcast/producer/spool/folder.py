@@ -1,0 +1,166 @@
+"""Names and places in the spool folder.
+
+<spool>/.shipper.lock            held by the one shipper of the spool
+<spool>/.trainers.lock           held, shared, by every live writer
+<spool>/.host-token              tells whether two ranks see the same folder
+<spool>/<run>/<bundle>/          a committed bundle
+<spool>/<run>/.<bundle>.filling/ a bundle that its peers are filling
+<spool>/.poison/<run>/<bundle>/  a bundle that cannot be shipped, with the reason
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from rollcast.producer.errors import SpoolError
+from rollcast.schemas.topics import file_name_for
+
+_NAME = re.compile(r"(\d+)-a(\d+)-dp(\d+)\Z")
+_FILLING = ".filling"
+
+
+@dataclass(frozen=True, order=True, slots=True)
+class BundleName:
+    """Name of a bundle's folder, `<rollout_id>-a<attempt>-dp<rank>`; sorts in rollout order.
+
+    Attributes:
+        rollout_id: number of the rollout.
+        attempt: one start of the trainer.
+        data_parallel_rank: the shard.
+    """
+
+    rollout_id: int
+    attempt: int
+    data_parallel_rank: int
+
+    def __str__(self) -> str:
+        return f"{self.rollout_id}-a{self.attempt}-dp{self.data_parallel_rank}"
+
+    @staticmethod
+    def parse(text: str) -> "BundleName | None":
+        """Returns the name, or None where `text` is none."""
+        match = _NAME.match(text)
+        return BundleName(*map(int, match.groups())) if match else None
+
+
+class SpoolFolder:
+    """One spool.
+
+    Raises:
+        SpoolError: the folder cannot be made or written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            (path / ".host-token").touch()
+        except OSError as exc:
+            raise SpoolError(
+                f"spool folder {path} cannot be used ({exc.strerror}); give a writable local folder as spool_dir"
+            ) from exc
+
+    @property
+    def token(self) -> Path:
+        """File whose inode tells one folder from another."""
+        return self.path / ".host-token"
+
+    def committed(self, run_id: str, name: BundleName) -> Path:
+        """Returns where a bundle stands once it is committed."""
+        return self.path / file_name_for(run_id) / str(name)
+
+    def filling(self, run_id: str, name: BundleName) -> Path:
+        """Returns where a bundle is filled."""
+        return self.path / file_name_for(run_id) / f".{name}{_FILLING}"
+
+    def bundles(self) -> list[tuple[BundleName, Path]]:
+        """Returns the committed bundles of all runs, in rollout order."""
+        found: list[tuple[BundleName, Path]] = []
+        with contextlib.suppress(FileNotFoundError):
+            for run in self.path.iterdir():
+                if run.is_dir() and not run.name.startswith("."):
+                    found.extend(
+                        (name, entry) for entry in run.iterdir() if (name := BundleName.parse(entry.name)) is not None
+                    )
+        return sorted(found)
+
+    def bundles_of(self, run_id: str) -> list[tuple[BundleName, Path]]:
+        """Returns the committed bundles of one run, in rollout order."""
+        folder = file_name_for(run_id)
+        return [(name, path) for name, path in self.bundles() if path.parent.name == folder]
+
+    def used_bytes(self) -> int:
+        """Returns the size of all files in the spool."""
+        total = 0
+        for folder, _, files in os.walk(self.path):
+            for file in files:
+                # A bundle may be shipped and removed while it is being measured.
+                with contextlib.suppress(FileNotFoundError):
+                    total += (Path(folder) / file).stat().st_size
+        return total
+
+    def sweep_unfinished(self, run_id: str, data_parallel_rank: int, below_attempt: int) -> int:
+        """Removes what earlier attempts of a shard left half-filled; returns how many."""
+        swept = 0
+        with contextlib.suppress(FileNotFoundError):
+            for entry in (self.path / file_name_for(run_id)).iterdir():
+                name = BundleName.parse(entry.name.removeprefix(".").removesuffix(_FILLING))
+                if not entry.name.endswith(_FILLING) or name is None:
+                    continue
+                if name.data_parallel_rank == data_parallel_rank and name.attempt < below_attempt:
+                    shutil.rmtree(entry, ignore_errors=True)
+                    swept += 1
+        return swept
+
+    def set_aside(self, bundle: Path, reason: str) -> Path:
+        """Moves a bundle that cannot be shipped out of the way, with the reason in `reason.txt`."""
+        target = self.path / ".poison" / bundle.parent.name / bundle.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(target, ignore_errors=True)
+        bundle.rename(target)
+        (target / "reason.txt").write_text(reason + "\n")
+        return target
+
+    def try_own(self) -> IO[bytes] | None:
+        """Becomes the spool's shipper: returns the open lock file to keep, or None where there is one already."""
+        return _lock(self.path / ".shipper.lock", fcntl.LOCK_EX)
+
+    def has_shipper(self) -> bool:
+        """Tells whether a shipper owns the spool."""
+        return not _lockable(self.path / ".shipper.lock")
+
+    def register_trainer(self) -> IO[bytes]:
+        """Marks this process as a live writer for as long as the returned file is open."""
+        lock = _lock(self.path / ".trainers.lock", fcntl.LOCK_SH)
+        if lock is None:
+            # Only the shipper ever takes it exclusively, for an instant, to look whether anybody is there.
+            lock = (self.path / ".trainers.lock").open("ab")
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        return lock
+
+    def has_trainers(self) -> bool:
+        """Tells whether a writer of this spool is alive."""
+        return not _lockable(self.path / ".trainers.lock")
+
+
+def _lock(path: Path, operation: int) -> IO[bytes] | None:
+    file = path.open("ab")
+    try:
+        fcntl.flock(file, operation | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
+
+
+def _lockable(path: Path) -> bool:
+    lock = _lock(path, fcntl.LOCK_EX)
+    if lock is None:
+        return False
+    lock.close()
+    return True

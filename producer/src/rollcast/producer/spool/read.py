@@ -1,0 +1,93 @@
+"""Reads a committed bundle; free of torch, for the shipper."""
+
+import mmap
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import fastavro
+
+from rollcast.producer.errors import SpoolError
+from rollcast.schemas.codec import RAW, SPOOL
+from rollcast.schemas.events import Column, DpShard, SamplePart, TensorSlice
+from rollcast.schemas.framing import current_schema, event_from_avro
+
+TENSORS_NAME = "tensors.safetensors"
+RECORDS_NAME = "records.avro"
+HEAD_LENGTH_BYTES = 8
+"""A safetensors file begins with the length of its head, in so many bytes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bundle:
+    """A committed bundle, its tensors still in the mapped file.
+
+    Attributes:
+        slots: one record for each slot, the shard's own last; tensors whole, codec `RAW`, data in the mapping.
+        shard: the closing event, digests and part counts still empty.
+    """
+
+    slots: tuple[SamplePart, ...]
+    shard: DpShard
+
+
+def read_bundle(path: Path) -> Bundle:
+    """Returns a committed bundle.
+
+    Raises:
+        SpoolError: it is damaged or was not written by this program.
+    """
+    try:
+        with (path / RECORDS_NAME).open("rb") as file:
+            events = [_event(item) for item in fastavro.reader(file, return_record_name=True)]
+    except (OSError, ValueError, TypeError, KeyError, EOFError, IndexError) as exc:
+        raise SpoolError(f"{path / RECORDS_NAME} cannot be read: {exc}") from exc
+    if not events or not isinstance(events[-1], DpShard):
+        raise SpoolError(f"{path / RECORDS_NAME} does not end with a DpShard")
+    parts = [event for event in events[:-1] if isinstance(event, SamplePart)]
+    data = _map_data(path / TENSORS_NAME) if parts else memoryview(b"")
+    slots = tuple(
+        replace(part, columns=tuple(_resolve(column, data, path) for column in part.columns)) for part in parts
+    )
+    return Bundle(slots=slots, shard=events[-1])
+
+
+def record_schema() -> Any:
+    """Returns the schema of the Avro file: slots as `SamplePart`s, then one `DpShard`."""
+    return fastavro.parse_schema([current_schema("SamplePart").avsc, current_schema("DpShard").avsc])
+
+
+def _event(item: Any) -> SamplePart | DpShard:
+    name, datum = item
+    event = event_from_avro(name.rpartition(".")[2], datum)
+    if not isinstance(event, (SamplePart, DpShard)):
+        raise TypeError(f"a bundle holds no {name}")
+    return event
+
+
+def _resolve(column: Column, data: memoryview, path: Path) -> Column:
+    value = column.value
+    if not isinstance(value, TensorSlice) or value.codec != SPOOL:
+        return column
+    end = value.offset + value.total_bytes
+    if not 0 <= value.offset <= end <= len(data):
+        raise SpoolError(f"{path}: column {column.name!r} lies at {value.offset}..{end} of {len(data)} bytes")
+    whole = replace(value, offset=0, codec=RAW, data=data[value.offset : end])
+    return Column(column.name, column.leaf, whole)
+
+
+def _map_data(path: Path) -> memoryview:
+    """Returns the bytes behind the head of a finished file, mapped read-only.
+
+    Raises:
+        SpoolError: it is missing or not of this layout.
+    """
+    try:
+        with path.open("rb") as file:
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as exc:
+        raise SpoolError(f"{path} cannot be mapped: {exc}") from exc
+    start = HEAD_LENGTH_BYTES + int.from_bytes(mapping[:HEAD_LENGTH_BYTES], "little")
+    if len(mapping) < HEAD_LENGTH_BYTES or start > len(mapping):
+        raise SpoolError(f"{path} is no tensor file: its head is said to end at byte {start} of {len(mapping)}")
+    return memoryview(mapping)[start:]

@@ -1,0 +1,91 @@
+"""Writes a bundle: one shard of a rollout on disk, as one tensor file and one Avro file."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import fastavro
+
+from rollcast.producer.errors import SpoolError
+from rollcast.producer.plan import ShardPlan, ShardRecords
+from rollcast.producer.spool.read import RECORDS_NAME, TENSORS_NAME, record_schema
+from rollcast.producer.spool.tensor_file import TensorFile, header_for
+from rollcast.schemas.events import SHARD_SLOT, DpShard, SamplePart
+from rollcast.schemas.framing import event_to_avro
+
+_FILLED = "filled."
+
+
+class BundleWriter:
+    """A bundle that its context-parallel peers fill together; the first to come creates the folder and the file.
+
+    Attributes:
+        path: its folder while it is unfinished.
+        file: the tensor file.
+
+    Raises:
+        SpoolFullError: no room.
+        SpoolError: the folder cannot be made.
+    """
+
+    def __init__(self, filling: Path, plan: ShardPlan) -> None:
+        self.path = filling
+        try:
+            filling.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise SpoolError(f"{filling} cannot be made: {exc.strerror}; check spool_dir") from exc
+        self.file = TensorFile(filling / TENSORS_NAME, header_for(plan.tensors), plan.data_bytes)
+
+    def mark_filled(self, context_parallel_rank: int) -> None:
+        """Gives up the mapping and says that this peer's bytes are all there."""
+        self.file.close()
+        (self.path / f"{_FILLED}{context_parallel_rank}").touch()
+
+    def discard(self) -> None:
+        """Gives the bundle up; every peer may call it."""
+        self.file.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def is_filled(filling: Path, peers: int) -> bool:
+    """Tells whether every peer has filled its part."""
+    return all((filling / f"{_FILLED}{rank}").exists() for rank in range(peers))
+
+
+def commit_bundle(filling: Path, committed: Path, content: ShardRecords | None, shard: DpShard) -> None:
+    """Adds the Avro file and gives the bundle its final name; the rename is the commit.
+
+    Args:
+        filling: folder with the filled tensor file; may be absent where `content` is None.
+        committed: its final name.
+        content: None for a dropped rollout, which has no content.
+        shard: the closing event, digests and part counts still empty.
+    """
+    filling.mkdir(parents=True, exist_ok=True)
+    slots = [] if content is None else _slot_records(content, shard)
+    events: list[SamplePart | DpShard] = [*slots, shard]
+    with (filling / RECORDS_NAME).open("wb") as file:
+        fastavro.writer(
+            file, record_schema(), [(f"rollcast.{type(event).__name__}", event_to_avro(event)) for event in events]
+        )
+    for mark in filling.glob(f"{_FILLED}*"):
+        mark.unlink()
+    filling.rename(committed)
+
+
+def _slot_records(content: ShardRecords, shard: DpShard) -> Iterator[SamplePart]:
+    last = len(content.slots) - 1
+    for index, columns in enumerate(content.slots):
+        own = index == last
+        yield SamplePart(
+            run_id=shard.run_id,
+            attempt=shard.attempt,
+            rollout_id=shard.rollout_id,
+            data_parallel_rank=shard.data_parallel_rank,
+            slot=SHARD_SLOT if own else index,
+            rollout_position=None if own else content.positions[index],
+            sample_index=None if own else content.sample_indices[index],
+            part=0,
+            part_count=1,
+            columns=columns,
+        )
