@@ -153,31 +153,32 @@ def join(parts: Sequence[SamplePart], limits: Limits = DEFAULT_LIMITS) -> list[C
                 continue
             if filling is None or not filling.continues_with(column):
                 _check_filled(filling)
+                _check_announced(part.slot, column.name, column.value, limits)
                 total += column.value.total_bytes
                 if total > limits.max_slot_bytes:
                     raise LimitError("max_slot_bytes", total, limits.max_slot_bytes)
-                filling = _Filling(part.slot, column, column.value, limits)
+                filling = _Filling(part.slot, column, column.value)
                 columns.append(filling.column)
             filling.add(column.value)
     _check_filled(filling)
     return columns
 
 
+def _check_announced(slot: int, name: str, announced: TensorSlice, limits: Limits) -> None:
+    if announced.total_bytes > limits.max_tensor_bytes:
+        raise LimitError("max_tensor_bytes", announced.total_bytes, limits.max_tensor_bytes)
+    if announced.dtype != PACKED_VALUE and announced.dtype not in ITEM_BYTES:
+        raise ShardContentError(slot, f"column {name!r} has the unknown dtype {announced.dtype!r}")
+    size = prod(announced.shape) * item_bytes(announced.dtype)
+    if min(announced.shape, default=0) < 0 or size != announced.total_bytes:
+        raise ShardContentError(slot, f"column {name!r}: shape {announced.shape} is not {announced.total_bytes} bytes")
+
+
 class _Filling:
     """A tensor whose slices are being put together."""
 
-    def __init__(self, slot: int, first: Column, announced: TensorSlice, limits: Limits) -> None:
+    def __init__(self, slot: int, first: Column, announced: TensorSlice) -> None:
         self._slot, self._announced = slot, announced
-        if not 0 <= announced.total_bytes <= limits.max_tensor_bytes:
-            raise LimitError("max_tensor_bytes", announced.total_bytes, limits.max_tensor_bytes)
-        if announced.dtype != PACKED_VALUE and announced.dtype not in ITEM_BYTES:
-            raise ShardContentError(slot, f"column {first.name!r} has the unknown dtype {announced.dtype!r}")
-        if min(announced.shape, default=0) < 0 or (
-            prod(announced.shape) * item_bytes(announced.dtype) != announced.total_bytes
-        ):
-            raise ShardContentError(
-                slot, f"column {first.name!r}: shape {announced.shape} is not {announced.total_bytes} bytes"
-            )
         self._buffer = np.empty(announced.total_bytes, np.uint8)
         self._filled = 0
         whole = replace(announced, offset=0, slice_bytes=announced.total_bytes, codec=RAW, data=self._buffer.data)

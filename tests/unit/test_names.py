@@ -1,0 +1,70 @@
+"""Topic names, run ids, exports and the namespace layout."""
+
+from pathlib import Path
+
+import pytest
+
+import rollcast.producer
+import rollcast.schemas
+from rollcast.schemas import ContractError, Topics, file_name_for, record_key
+
+_ROOT = Path(__file__).parents[2]
+
+
+def test_topics_share_the_prefix() -> None:
+    topics = Topics("team.a")
+    assert [topics.records, topics.metrics, topics.dumps, topics.dead_letters] == [
+        "team.a.records",
+        "team.a.metrics",
+        "team.a.dumps",
+        "team.a.dead-letters",
+    ]
+
+
+@pytest.mark.parametrize("prefix", ["", "a b", "a/b", "x" * 201, "..", "u\u00fc"])
+def test_a_prefix_that_kafka_refuses_is_refused_first(prefix: str) -> None:
+    with pytest.raises(ContractError, match="prefix"):
+        Topics(prefix)
+
+
+def test_all_records_of_a_rollout_have_one_key() -> None:
+    assert record_key("run", 12) == b"run/12"
+
+
+def test_run_ids_become_distinct_safe_file_names() -> None:
+    ids = ["../../etc/x", "..%2F..%2Fetc%2Fx", "a/b", "a%2Fb", ".", "..", ".hidden", "a", "A", "\u00fc", "x" * 300]
+    ids += ["x" * 299 + "y", " ", "a\nb", "\x00"]
+    names = [file_name_for(run_id) for run_id in ids]
+    assert len(set(names)) == len(ids)
+    for name in names:
+        assert "/" not in name
+        assert not name.startswith(".")
+        assert len(name.encode()) <= 120
+        assert name.isprintable()
+
+
+@pytest.mark.parametrize("run_id", ["", "x" * 1025, "\ud800"])
+def test_a_run_id_that_records_cannot_carry_is_refused(run_id: str) -> None:
+    with pytest.raises(ContractError, match="run id"):
+        file_name_for(run_id)
+
+
+def test_the_namespace_has_no_init_file() -> None:
+    assert not list(_ROOT.glob("*/src/rollcast/__init__.py"))
+
+
+def test_public_names_are_frozen_and_importable() -> None:
+    assert rollcast.producer.__all__ == [
+        "ProducerError",
+        "PublishResult",
+        "PublishStatus",
+        "Publisher",
+        "PublisherConfig",
+        "all_gather_with_cp",
+        "get_logits_and_tokens_offset_with_cp",
+        "restore_context_parallel_fields_to_cpu",
+        "save_debug_train_data",
+    ]
+    for package in (rollcast.producer, rollcast.schemas):
+        for name in package.__all__:
+            assert getattr(package, name) is not None

@@ -1,0 +1,170 @@
+"""Tensors and Python values to columns and back."""
+
+from concurrent.futures import ThreadPoolExecutor
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import zstandard
+
+from rollcast.schemas import DecodeError
+from rollcast.schemas.codec import RAW, SHUFFLE_ZSTD, ZSTD, compress, decompress_into
+from rollcast.schemas.dtypes import ITEM_BYTES
+from rollcast.schemas.tensors import UNSUPPORTED_KEY, Replaced, columns_of, normalise, unflatten
+
+
+def _round_trip(value: Any) -> Any:
+    return unflatten(columns_of([("x", normalise("x", value, Replaced()))]))["x"]
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("name", ITEM_BYTES)
+@pytest.mark.parametrize("shape", [(0,), (), (3,), (2, 0, 3), (2, 3)])
+def test_every_dtype_comes_back_bit_equal_also_when_empty(name: str, shape: tuple[int, ...]) -> None:
+    dtype = getattr(torch, name)
+    elements = int(np.prod(shape))
+    raw = torch.randint(0, 2 if name == "bool" else 256, (elements * dtype.itemsize,), dtype=torch.uint8)
+    tensor = (raw.view(dtype) if elements else torch.empty(0, dtype=dtype)).reshape(shape)
+    back = _round_trip(tensor)
+    assert (back.dtype, back.shape) == (dtype, tensor.shape)
+    if elements:
+        assert torch.equal(back.reshape(-1).view(torch.uint8), raw)
+
+
+def test_bfloat16_travels_as_its_little_endian_bytes() -> None:
+    (column,) = columns_of([("x", torch.tensor([1.0, -0.1], dtype=torch.bfloat16))])
+    assert bytes(column.value.data) == bytes.fromhex("803fcdbd")  # type: ignore[union-attr]  # it is a TensorSlice
+
+
+def test_strided_transposed_and_tracked_tensors_keep_values_and_lose_the_graph() -> None:
+    base = torch.arange(12.0, requires_grad=True).reshape(3, 4)
+    for view in (base.T, base[:, ::2], base[1:]):
+        back = _round_trip(view)
+        assert torch.equal(back, view)
+        assert not back.requires_grad
+
+
+def test_nan_payloads_and_negative_zero_survive() -> None:
+    tensor = torch.tensor([0x7FC00001, -0x80000000], dtype=torch.int32).view(torch.float32)
+    assert torch.equal(_round_trip(tensor).view(torch.int32), tensor.view(torch.int32))
+
+
+def test_numpy_values_become_plain_scalars_and_tensors() -> None:
+    class Level(IntEnum):
+        HIGH = 3
+
+    values = [np.float64(1.0), np.int32(2), np.bool_(True), np.str_("s"), Level.HIGH, np.float32(0.5)]
+    back = _round_trip(values)
+    assert back == [1.0, 2, True, "s", 3, 0.5]
+    assert [type(item) for item in back] == [float, int, bool, str, int, float]
+    array = _round_trip(np.arange(6, dtype=">i4").reshape(2, 3)[:, ::-1])
+    assert torch.equal(array, torch.tensor([[2, 1, 0], [5, 4, 3]], dtype=torch.int32))
+
+
+def test_nested_tensors_keep_their_place() -> None:
+    value = {"a": [torch.ones(2), ("b", torch.zeros(0))], 3: None}
+    back = _round_trip(value)
+    assert list(back) == ["a", 3]
+    assert torch.equal(back["a"][0], torch.ones(2))
+    assert back["a"][1][0] == "b"
+    assert back["a"][1][1].shape == (0,)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        len,
+        2**63,
+        -(2**63) - 1,
+        {1, 2},
+        1j,
+        np.datetime64("2026-01-01"),
+        np.array(["text"]),
+        "\ud800",
+        {(1, 2): "tuple key"},
+        torch.empty(2, device="meta"),
+        torch.eye(2).to_sparse(),
+    ],
+    ids=repr,
+)
+def test_what_cannot_be_carried_costs_itself_alone(value: object, caplog: pytest.LogCaptureFixture) -> None:
+    replaced = Replaced()
+    back = normalise("odd", [1, value, value], replaced)
+    assert back[0] == 1
+    assert list(back[1]) == [UNSUPPORTED_KEY]
+    assert replaced.count == 2
+    assert len(caplog.records) == 1
+    assert "'odd'" in caplog.text
+
+
+def test_a_list_that_holds_itself_ends_in_a_marker() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    replaced = Replaced()
+    normalise("loop", loop, replaced)
+    assert replaced.count == 1
+
+
+def test_unflattened_tensors_own_exactly_their_memory() -> None:
+    back = _round_trip(torch.zeros(1_000_000)[:1000])
+    assert back.untyped_storage().nbytes() == 4000
+
+
+@pytest.mark.parametrize("item_bytes", [1, 2, 4, 8])
+def test_bytes_come_back_through_every_codec(item_bytes: int) -> None:
+    generator = np.random.default_rng(item_bytes)
+    codecs = set()
+    for raw in (b"", b"12345678" * 3, bytes(80_000), generator.bytes(80_000)):
+        codec, data = compress(raw, item_bytes)
+        out = np.empty(len(raw), np.uint8)
+        decompress_into(out, codec, data, item_bytes)
+        assert out.tobytes() == raw
+        codecs.add(codec)
+    assert codecs == {RAW, SHUFFLE_ZSTD if item_bytes > 1 else ZSTD}
+
+
+def test_a_frame_without_content_size_decodes_under_the_cap() -> None:
+    writer = zstandard.ZstdCompressor(write_content_size=False)
+    out = np.empty(1000, np.uint8)
+    decompress_into(out, ZSTD, writer.compress(bytes(1000)), 1)
+    assert not out.any()
+    for size in (999, 1001):
+        with pytest.raises(DecodeError):
+            decompress_into(np.empty(size, np.uint8), ZSTD, writer.compress(bytes(1000)), 1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        zstandard.ZstdCompressor().compress(bytes(256 * 1024**2)),
+        bytes.fromhex("28b52ffde06c060606063636363636"[:24]),
+        bytes.fromhex("28b52ffde06c06060663636363"),
+        b"",
+        b"no frame",
+        zstandard.ZstdCompressor().compress(bytes(100)) + b"JUNK",
+        zstandard.ZstdCompressor().compress(bytes(100))[:-2],
+    ],
+    ids=["256 MiB claimed", "huge window", "huge claim", "empty", "foreign", "tail", "cut"],
+)
+def test_hostile_frames_are_refused(data: bytes) -> None:
+    with pytest.raises(DecodeError):
+        decompress_into(np.empty(100, np.uint8), ZSTD, data, 1)
+
+
+def test_threads_share_no_codec_context() -> None:
+    def work(seed: int) -> bool:
+        generator = np.random.default_rng(seed)
+        for _ in range(1000):
+            raw = bytes(generator.integers(0, 4, 200, dtype=np.uint8))
+            codec, data = compress(raw, 4)
+            out = np.empty(len(raw), np.uint8)
+            decompress_into(out, codec, data, 4)
+            if out.tobytes() != raw:
+                return False
+        return True
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(work, range(8)))
