@@ -131,7 +131,7 @@ def test_no_shard_and_no_sample_give_an_empty_payload() -> None:
         (_shard(2, partition=[0]), "'partition' has 1 entries for 2 samples"),
         (_shard(1, sample_indices=["a"]), "integers or None"),
         (_shard(1, sample_indices="0"), "one integer per sample"),
-        ({**_shard(1), 3: [1]}, "key 3"),
+        (dict([*_shard(1).items(), (3, [1])]), "key 3"),
     ],
 )
 def test_a_misaligned_shard_is_refused_in_one_sentence(data: dict[str, Any], words: str) -> None:

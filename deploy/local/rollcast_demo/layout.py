@@ -43,8 +43,9 @@ def response_spans(
 ) -> list[tuple[int, int]]:
     """Return the `[start, stop)` spans of response tokens that a context-parallel rank holds; empty ones are left out.
 
-    The zigzag layout cuts a sequence into 2 * size chunks and gives rank r the chunks r and 2 * size - 1 - r. A response token belongs to
-    the position whose logits predict it, which is one before its own. With size 1 the span is the whole response.
+    The zigzag layout cuts a sequence into 2 * size chunks and gives rank r the chunks r and 2 * size - 1 - r. A
+    response token belongs to the position whose logits predict it, which is one before its own. With size 1 the
+    span is the whole response.
     """
     prompt_length = total_length - response_length
     if context_size == 1:

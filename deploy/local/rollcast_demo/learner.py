@@ -42,8 +42,8 @@ class LossTerm:
     Attributes:
         spans: Response spans of this rank.
         advantages: Advantages inside these spans.
-        weights: Loss mask inside these spans over the whole step's number of tokens of the rollout and number of rollouts, so that the
-            sum over all ranks is the mean over rollouts of each rollout's mean over tokens.
+        weights: Loss mask inside these spans, divided by the rollout's number of tokens in the whole step and by the
+            step's number of rollouts. The sum over all ranks is then the mean over rollouts of token means.
     """
 
     spans: list[tuple[int, int]]
@@ -77,11 +77,9 @@ class Learner:
             for row, problem in enumerate(problems):
                 start, stop = len(problem.prompt), len(problem.prompt) + len(problem.answer) + 1
                 targets[row, start - 1 : stop - 1] = tokens[row, start:stop]
-            loss = functional.cross_entropy(
-                self.model(tokens).flatten(0, 1), targets.flatten(), ignore_index=_IGNORED
-            )
+            loss = functional.cross_entropy(self.model(tokens).flatten(0, 1), targets.flatten(), ignore_index=_IGNORED)
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward([loss])
             optimizer.step()
 
     def share_weights(self) -> None:
@@ -120,7 +118,7 @@ class Learner:
         for row, (sample, term) in enumerate(zip(samples, terms, strict=True)):
             log_probs = take_spans(_response_log_probs(distribution[row], sample), term.spans)
             loss = loss - (log_probs * term.advantages * term.weights).sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        torch.autograd.backward([loss])
 
     def step(self, group: dist.ProcessGroup) -> None:
         """Add up the gradients of all data- and context-parallel ranks and update the weights. Collective."""
@@ -130,7 +128,7 @@ class Learner:
         ]
         summed = torch.cat([gradient.flatten() for gradient in gradients])
         dist.all_reduce(summed, group=group)
-        parts = summed.split([gradient.numel() for gradient in gradients])
+        parts = torch.split(summed, [gradient.numel() for gradient in gradients])
         for parameter, part in zip(self.model.parameters(), parts, strict=True):
             parameter.grad = part.view_as(parameter)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), max_norm=1.0)

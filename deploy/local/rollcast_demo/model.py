@@ -30,7 +30,8 @@ class _Block(nn.Module):
         query, key, value = projected.view(batch, length, 3, self._heads, -1).permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self._attention_out(attended.transpose(1, 2).reshape(batch, length, width))
-        return hidden + self._feed_forward(hidden)
+        fed: Tensor = self._feed_forward(hidden)
+        return hidden + fed
 
 
 class TinyLanguageModel(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass
@@ -119,7 +120,7 @@ def build_records(samples: list[Sample], scores: list[Scores], place: Place) -> 
         "total_lengths": [len(sample.tokens) for sample in owned],
         "response_lengths": [sample.response_length for sample in owned],
         "loss_masks": masks,
-        "rewards": [normalized[position] for position in positions],
+        "rewards": [sample.reward for sample in owned],
         "raw_reward": [sample.reward for sample in samples],
         "truncated": [int(sample.truncated) for sample in owned],
         "partition": positions,
@@ -149,7 +150,7 @@ def _group_normalized_rewards(samples: list[Sample]) -> list[float]:
 
 
 def _micro_batches(owned_count: int, *, sample_count: int, data_size: int) -> list[list[int]]:
-    """Return the shard's slots in micro-batches, as many on every data-parallel rank even where shards differ by one."""
+    """Return the shard's slots in micro-batches, as many on every rank even where shards differ by one."""
     count = -(-sample_count // (data_size * MICRO_BATCH_SIZE))
     edges = [owned_count * index // count for index in range(count + 1)]
-    return [list(range(start, stop)) for start, stop in zip(edges, edges[1:], strict=False)]
+    return [list(range(start, stop)) for start, stop in itertools.pairwise(edges)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from dataclasses import dataclass
 
 import torch
@@ -11,9 +10,10 @@ import torch
 from rollcast_demo import task
 from rollcast_demo.model import TinyLanguageModel
 
-PROBLEMS_PER_ROLLOUT = 5
 GROUP_SIZE = 4
 RESPONSE_LIMIT = 12
+# The first problem's responses are interrupted this early, as engines with partial rollouts do with long ones.
+INTERRUPTED_LIMIT = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,26 +57,28 @@ class RolloutEngine:
     """Samples with temperature 1 from a bf16 copy of the weights that it is given for each rollout.
 
     Args:
-        seed: Seed of the prompts and of the sampling.
+        seed: Seed of the sampling.
     """
 
     def __init__(self, *, seed: int) -> None:
-        self._problems = random.Random(seed)  # noqa: S311 - toy prompts, nothing secret
         self._sampling = torch.Generator().manual_seed(seed)
 
     def generate(self, model: TinyLanguageModel) -> list[Sample]:
         """Return the graded samples of the next rollout step, in order of their rollout position.
 
-        A truncated response is continued once, as a further sample of the same rollout whose prompt is all that came before.
+        A truncated response is continued once, as a further sample of the same rollout; its prompt is all that came
+        before.
         """
         engine_model = copy.deepcopy(model).to(torch.bfloat16)
-        problems = task.rollout_problems(self._problems, PROBLEMS_PER_ROLLOUT)
-        grouped = [problem for problem in problems for _ in range(GROUP_SIZE)]
+        grouped = [problem for problem in task.PROBLEMS for _ in range(GROUP_SIZE)]
         prompts = [task.encode(problem.prompt) for problem in grouped]
-        first = self._respond(engine_model, prompts)
+        limits = [INTERRUPTED_LIMIT if problem is task.PROBLEMS[0] else RESPONSE_LIMIT for problem in grouped]
+        first = self._respond(engine_model, prompts, limits)
         cut = [index for index, response in enumerate(first) if response.truncated]
-        continued_prompts = [prompts[index] + first[index].tokens for index in cut]
-        second = dict(zip(cut, self._respond(engine_model, continued_prompts), strict=True))
+        continued = self._respond(
+            engine_model, [prompts[index] + first[index].tokens for index in cut], [RESPONSE_LIMIT] * len(cut)
+        )
+        second = dict(zip(cut, continued, strict=True))
 
         samples: list[Sample] = []
         for rollout, problem in enumerate(grouped):
@@ -102,13 +104,11 @@ class RolloutEngine:
         return samples
 
     @torch.no_grad()
-    def _respond(self, model: TinyLanguageModel, prompts: list[list[int]]) -> list[_Response]:
-        """Return one sampled response for each prompt, at most `RESPONSE_LIMIT` tokens long."""
+    def _respond(self, model: TinyLanguageModel, prompts: list[list[int]], limits: list[int]) -> list[_Response]:
+        """Return one sampled response for each prompt, at most its limit long."""
         responses = [_Response(tokens=[], log_probs=[]) for _ in prompts]
         unfinished = list(range(len(prompts)))
-        for _ in range(RESPONSE_LIMIT):
-            if not unfinished:
-                break
+        while unfinished:
             rows = [prompts[index] + responses[index].tokens for index in unfinished]
             last = torch.tensor([len(row) - 1 for row in rows])
             logits = model(pad(rows))[torch.arange(len(rows)), last]
@@ -118,7 +118,11 @@ class RolloutEngine:
             for row, index in enumerate(unfinished):
                 responses[index].tokens.append(int(drawn[row]))
                 responses[index].log_probs.append(float(chosen[row]))
-            unfinished = [index for index in unfinished if responses[index].truncated]
+            unfinished = [
+                index
+                for index in unfinished
+                if responses[index].truncated and len(responses[index].tokens) < limits[index]
+            ]
         return responses
 
 

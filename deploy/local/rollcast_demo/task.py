@@ -1,7 +1,7 @@
 """The toy task: walk through the digits from one waypoint to the next, with a checkable answer.
 
-`"3>6>5="` asks for every digit on the way, `"34565"`. Answers differ in length, an unfinished answer earns partial credit, and a tiny
-model learns it in seconds, so that rewards and advantages move within a few rollouts.
+`"3>6>5="` asks for every digit on the way, `"34565"`. Answers differ in length, an unfinished answer earns partial
+credit, and a tiny model learns it in seconds, so that rewards and advantages move within a few rollouts.
 """
 
 from __future__ import annotations
@@ -65,14 +65,7 @@ def practice_problem(generator: random.Random) -> Problem:
     return walk([generator.randrange(10) for _ in range(generator.randint(1, 5))])
 
 
-def rollout_problems(generator: random.Random, count: int) -> list[Problem]:
-    """Return the prompts of one rollout: a long walk first, then one that stays where it is, then random ones.
-
-    The long walk does not fit into one response, so it is truncated and continued. The stay has a long prompt and a short answer, which
-    leaves some context-parallel rank without a single response token.
-    """
-    here = generator.randrange(10)
-    problems = [walk([0, 9, 0] if generator.random() < 0.5 else [9, 0, 9]), walk([here] * 6)]
-    while len(problems) < count:
-        problems.append(walk([generator.randrange(10) for _ in range(generator.randint(2, 3))]))
-    return problems[:count]
+# The training set, seen once in every rollout. The first walk is long, so that its responses are cut and continued.
+# The second stays where it is: a long prompt with a short answer leaves some context-parallel rank without a single
+# response token.
+PROBLEMS = (walk([0, 9, 5]), walk([4] * 6), walk([2, 7]), walk([8, 3, 5]), walk([6, 1]))

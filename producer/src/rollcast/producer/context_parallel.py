@@ -80,7 +80,11 @@ def _clip(low: int, high: int, floor: int, ceiling: int) -> Span:
 
 
 def response_spans(total_length: int, response_length: int, cp_rank: int, cp_size: int) -> list[Span]:
-    """Returns the response tokens that a rank's local tensor holds, in the order in which it holds them."""
+    """Returns the response tokens that a rank's local tensor holds, in the order in which it holds them.
+
+    Together the ranks hold every response token once; but where there is no prompt, none holds the first, for which
+    there is no logit. It is zero in whatever is restored.
+    """
     if cp_size == 1:
         return [(0, response_length)]
     _, _, logits, _ = get_logits_and_tokens_offset_with_cp(
@@ -120,7 +124,8 @@ def all_gather_with_cp(tensor: torch.Tensor, total_length: int, response_length:
         raise RolloutDataError(
             f"this rank's tensor has {len(tensor)} tokens; it holds {held} of a response of {response_length}"
         )
-    whole = tensor.new_empty((response_length, *tensor.shape[1:]))
+    # Zeros: without a prompt no logit predicts the first response token, and no rank holds it.
+    whole = tensor.new_zeros((response_length, *tensor.shape[1:]))
     row_bytes = whole[:1].numel() * tensor.element_size() if response_length else 0
     longest = max(span_tokens(rank_spans) for rank_spans in spans) * row_bytes
     if not longest:

@@ -121,7 +121,8 @@ class Publisher:
     def close(self, timeout_s: float) -> bool:
         """Commits what is filled and waits for Kafka to have it; tells whether all of this shard was delivered.
 
-        What is not delivered within the bound stays in the spool, and the shipper goes on with it.
+        What is not delivered within the bound stays in the spool, and the shipper goes on with it. Nothing can be
+        published afterwards.
         """
         if self._committer is None:
             return self._disabled is None
@@ -132,7 +133,10 @@ class Publisher:
             drained = not self._undelivered()
         finished = self._committer.close(max(0.0, deadline - time.monotonic()))
         atexit.unregister(self._flush_at_exit)
-        return finished and drained and self._disabled is None
+        self._trainer_lock.close()
+        delivered = finished and drained and self._disabled is None
+        self._disabled = self._disabled or "the publisher is closed"
+        return delivered
 
     def _start(self) -> None:
         """Finds out, together with the other members, whether and how to publish."""

@@ -49,6 +49,16 @@ class Topics:
         """Records that could not be used."""
         return f"{self.prefix}.dead-letters"
 
+    def settings(self) -> dict[str, dict[str, str]]:
+        """Returns the configuration with which each topic is created."""
+        return {
+            # The parts are compressed by us; the broker must not do it again.
+            self.records: {"compression.type": "producer"},
+            self.metrics: {"cleanup.policy": "compact"},
+            self.dumps: {},
+            self.dead_letters: {},
+        }
+
 
 def record_key(run_id: str, rollout_id: int) -> bytes:
     """Returns the Kafka key that puts all records of one rollout into one partition."""

@@ -22,6 +22,7 @@ class ShipperConfig:
         delivery_timeout_ms: a record not acknowledged for this long makes the bundle be sent anew.
         retry_max_s: longest pause between two tries while Kafka is away.
         partitions: of the records topic, where it must be created.
+        replication_factor: of the same.
         stop_with_trainers: ends when the spool is empty and no trainer uses it.
     """
 
@@ -32,7 +33,8 @@ class ShipperConfig:
     max_in_flight_bytes: int = 32 * 1024**2
     delivery_timeout_ms: int = 30_000
     retry_max_s: float = 10.0
-    partitions: int = 8
+    partitions: int = 4
+    replication_factor: int = 1
     stop_with_trainers: bool = False
 
     def __post_init__(self) -> None:
@@ -41,6 +43,6 @@ class ShipperConfig:
             raise ShipperError("no Kafka address: give --bootstrap host:port or set ROLLCAST_BOOTSTRAP_SERVERS")
         if self.max_part_bytes < MIN_PART_BYTES:
             raise ShipperError(f"max_part_bytes is {self.max_part_bytes}; it must be at least {MIN_PART_BYTES}")
-        for name in ("max_in_flight_bytes", "delivery_timeout_ms", "retry_max_s", "partitions"):
+        for name in ("max_in_flight_bytes", "delivery_timeout_ms", "retry_max_s", "partitions", "replication_factor"):
             if getattr(self, name) <= 0:
                 raise ShipperError(f"{name} is {getattr(self, name)}; it must be positive")

@@ -13,6 +13,9 @@ _FIRST_PAUSE_S = 0.5
 _MAX_PAUSE_S = 30.0
 LOG_NAME = "shipper.log"
 
+# A shipper outlives the publisher that started it, and Popen warns when a running process is forgotten.
+_started: list[subprocess.Popen[bytes]] = []
+
 _log = logging.getLogger("rollcast.producer")
 
 
@@ -53,5 +56,6 @@ class ShipperLauncher:
                     start_new_session=True,
                     env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
                 )
+                _started.append(self._process)
         except OSError as exc:
             _log.error("rollcast-ship cannot be started (%s); bundles wait in %s", exc, self._spool.path)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import KafkaError, TopicAlreadyExistsError
+from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 
 from rollcast.producer.errors import SpoolError
 from rollcast.producer.shipper.config import ShipperConfig
@@ -82,19 +82,22 @@ class Shipper:
         return self._config.stop_with_trainers and not self._spool.has_trainers() and not self._spool.bundles()
 
     async def _ensure_topic(self) -> None:
+        topics = self._config.topics
         admin = AIOKafkaAdminClient(bootstrap_servers=self._config.bootstrap_servers, client_id="rollcast-ship")
-        await admin.start()
         try:
-            if self._config.topics.records not in await admin.list_topics():
-                topic = NewTopic(
-                    name=self._config.topics.records,
-                    num_partitions=self._config.partitions,
-                    replication_factor=-1,
-                    topic_configs={"compression.type": "producer"},
-                )
-                await admin.create_topics([topic])
-        except TopicAlreadyExistsError:
-            pass
+            await admin.start()
+            if topics.records in await admin.list_topics():
+                return
+            topic = NewTopic(
+                name=topics.records,
+                num_partitions=self._config.partitions,
+                replication_factor=self._config.replication_factor,
+                topic_configs=topics.settings()[topics.records],
+            )
+            for name, code, *message in (await admin.create_topics([topic])).topic_errors:
+                # The consumer may have been quicker.
+                if code and for_code(code) is not TopicAlreadyExistsError:
+                    raise for_code(code)(f"topic {name} could not be created: {message}")
         finally:
             await admin.close()
 

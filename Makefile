@@ -1,0 +1,46 @@
+# Every target does its own set-up; `make` alone lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+SOURCES := schemas/src producer/src consumer/src deploy/local tests
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test unit check format broker clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+demo: $(READY) ## run 8 training ranks through a real Kafka and verify every dump
+	PYTHONPATH=deploy/local $(BIN)/python -m rollcast_demo
+
+test: $(READY) ## run all tests: unit, real broker, real ranks
+	$(BIN)/python -m pytest
+
+unit: $(READY) ## run the tests without I/O, in under a minute
+	$(BIN)/python -m pytest tests/unit
+
+check: $(READY) ## lint, types, and who may import whom
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(READY) ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+broker: $(READY) ## run a local Kafka until Ctrl-C
+	$(BIN)/rollcast broker
+
+clean: ## remove the environment and what tools left
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache demo-output
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "rollcast needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --constraint constraints.txt --editable '.[producer,consumer,broker,dev]'
+	@touch $@

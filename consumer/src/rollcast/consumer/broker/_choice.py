@@ -1,0 +1,111 @@
+"""Which broker to use: the one that is named, else a container, else Kafka on a JVM."""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final, Literal, Protocol
+
+from rollcast.consumer.broker._config import BrokerConfig
+from rollcast.consumer.broker._container import ContainerBroker
+from rollcast.consumer.broker._jvm import JvmBroker
+from rollcast.consumer.broker.errors import BrokerError, ContainerUnavailableError, NoBrokerError, PortTakenError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+BOOTSTRAP_VARIABLE: Final = "ROLLCAST_BOOTSTRAP_SERVERS"
+_logger = logging.getLogger(__name__)
+_DEFAULT_CONFIG: Final = BrokerConfig()
+
+
+class Broker(Protocol):
+    """A Kafka that answers clients; whoever uses it need not know how it came to be."""
+
+    @property
+    def kind(self) -> Literal["external", "container", "jvm"]:
+        """How it came to be; an external one is not ours to stop."""
+        ...
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Address for clients."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """What it is, in words."""
+        ...
+
+    def wait(self) -> None:
+        """Blocks until the broker ends without having been asked to, which it raises as `BrokerExitedError`."""
+        ...
+
+
+class ExternalBroker:
+    """The broker that the environment names; Rollcast neither starts nor stops it."""
+
+    kind: Literal["external"] = "external"
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self.bootstrap_servers = bootstrap_servers
+
+    @property
+    def description(self) -> str:
+        """What this broker is, in words."""
+        return f"the broker named in {BOOTSTRAP_VARIABLE}"
+
+    def wait(self) -> None:
+        """Returns at once: the end of somebody else's broker is not ours to watch."""
+
+
+@contextmanager
+def running_broker(
+    config: BrokerConfig = _DEFAULT_CONFIG, *, report: Callable[[str], None] = _logger.info
+) -> Iterator[Broker]:
+    """Gives a broker that answers clients for the time of the `with` block.
+
+    Tried in this order: the address in `ROLLCAST_BOOTSTRAP_SERVERS` (taken as it is; `config` does not reach it),
+    a container when a Docker engine answers on this machine, Apache Kafka on a JVM. Blocks while it starts.
+
+    Args:
+        config: Port, folder, memory and Kafka properties of a broker of our own.
+        report: Takes lines about what is going on, for a person.
+
+    Raises:
+        NoBrokerError: No way works; the message has each way, why it failed, and what to do.
+        PortTakenError: Somebody else listens on the port in `config`.
+    """
+    named = os.environ.get(BOOTSTRAP_VARIABLE)
+    if named:
+        yield ExternalBroker(named)
+        return
+    broker = _start_own(config, report)
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
+def _start_own(config: BrokerConfig, report: Callable[[str], None]) -> ContainerBroker | JvmBroker:
+    container = ContainerBroker(config, report=report)
+    try:
+        container.start()
+    except ContainerUnavailableError as error:
+        no_container = str(error)
+    else:
+        return container
+    jvm = JvmBroker(config, report=report)
+    try:
+        jvm.start()
+    except PortTakenError:
+        raise
+    except BrokerError as error:
+        attempts = [
+            (BOOTSTRAP_VARIABLE, "not set"),
+            ("container", no_container),
+            ("Kafka on a JVM", str(error)),
+        ]
+        raise NoBrokerError(attempts, variable=BOOTSTRAP_VARIABLE) from error
+    return jvm

@@ -1,0 +1,84 @@
+"""`rollcast consume`: the daemon in the foreground."""
+
+import asyncio
+import logging
+import signal
+from typing import Annotated
+
+import typer
+
+from rollcast.consumer.config import ConsumeConfig
+from rollcast.schemas import Topics
+
+
+def consume(
+    *,
+    bootstrap: Annotated[
+        str, typer.Option(envvar="ROLLCAST_BOOTSTRAP_SERVERS", help="Kafka brokers, host:port, comma-separated.")
+    ],
+    dump_path: Annotated[
+        str, typer.Option(help="Where dumps go: a path with {run_id} and {rollout_id}, 'DIR/{run_id}/{rollout_id}.pt'.")
+    ],
+    topic_prefix: Annotated[str, typer.Option(help="First part of the topic names.")] = "rollcast",
+    group: Annotated[str, typer.Option(help="Consumer group; its members share the work.")] = "rollcast",
+    partitions: Annotated[int, typer.Option(min=1, help="Partitions of the records topic, if it is created.")] = 4,
+    replication_factor: Annotated[int, typer.Option(min=1, help="Replicas of topics that are created.")] = 1,
+    create_topics: Annotated[bool, typer.Option(help="Create topics that do not exist.")] = True,
+    incomplete_after_s: Annotated[
+        float, typer.Option(help="A rollout without a new record for so long is written as incomplete.")
+    ] = 600.0,
+    max_resident_bytes: Annotated[
+        int, typer.Option(min=1, help="Cap on the records of unfinished rollouts in memory.")
+    ] = 4 * 1024**3,
+    connect_timeout_s: Annotated[float, typer.Option(help="Bound on reaching a broker at start.")] = 15.0,
+    shutdown_timeout_s: Annotated[float, typer.Option(help="Bound on a graceful stop.")] = 30.0,
+    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+) -> None:
+    """Turn the records of the topic into verified dumps and metrics, until Ctrl-C or SIGTERM.
+
+    Stops gracefully and exits with 0; a second signal ends it at once, which loses nothing either.
+    """
+    config = ConsumeConfig(
+        bootstrap_servers=bootstrap,
+        dump_path=dump_path,
+        topics=Topics(topic_prefix),
+        group_id=group,
+        create_topics=create_topics,
+        partitions=partitions,
+        replication_factor=replication_factor,
+        incomplete_after_s=incomplete_after_s,
+        max_resident_bytes=max_resident_bytes,
+        connect_timeout_s=connect_timeout_s,
+        shutdown_timeout_s=shutdown_timeout_s,
+    )
+    _configure_logging(log_level)
+    asyncio.run(_serve(config))
+
+
+async def _serve(config: ConsumeConfig) -> None:
+    from rollcast.consumer.daemon import Daemon
+
+    daemon = Daemon(config)
+    loop = asyncio.get_running_loop()
+
+    def stop(number: signal.Signals) -> None:
+        # From now on the default handler is in charge: a second signal ends the process.
+        for each in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(each)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        logging.getLogger("rollcast.consumer").info("%s: stopping", number.name)
+        daemon.shutdown()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, number)
+    await daemon.run()
+
+
+def _configure_logging(level: str) -> None:
+    levels = logging.getLevelNamesMapping()
+    if level.upper() not in levels:
+        raise typer.BadParameter(f"{level!r} is not a log level; use debug, info, warning or error")
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logging.getLogger("rollcast").setLevel(levels[level.upper()])
+    # It reports each refused connection as an error, although both of us go on trying and say so.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)

@@ -1,0 +1,149 @@
+"""`rollcast inspect`: what is in a dump."""
+
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from rollcast.consumer.store import Manifest
+
+
+def inspect(file: Annotated[Path, typer.Argument(help="A dump, .pt.")]) -> None:
+    """Show what is in a dump: rollout, samples, columns, layout, manifest."""
+    from rich.console import Console
+
+    from rollcast.consumer.dump_file import load_dump
+    from rollcast.consumer.store.manifest import read_manifest
+
+    payload = load_dump(file)
+    manifest = read_manifest(file)
+    console = Console()
+    console.print(_overview(file, payload), _columns(payload["samples"]), _layout(payload.get("dp_shards") or []))
+    if manifest is None:
+        console.print("No manifest beside it.")
+    else:
+        console.print(_manifest(manifest), _metrics(manifest))
+
+
+def _table(title: str, *headers: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", show_header=bool(headers))
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    return table
+
+
+def _row(table: "Table", *cells: object) -> None:
+    from rich.text import Text
+
+    table.add_row(*(Text(str(cell)) for cell in cells))
+
+
+def _overview(file: Path, payload: dict[str, Any]) -> "Table":
+    table = _table(str(file))
+    _row(table, "format version", payload.get("format_version"))
+    _row(table, "rollout", payload.get("rollout_id"))
+    _row(table, "writer rank", payload.get("rank"))
+    _row(table, "samples", len(payload["samples"]))
+    _row(table, "file bytes", file.stat().st_size)
+    for name in payload.keys() - {"format_version", "rollout_id", "rank", "samples", "dp_shards"}:
+        _row(table, name, _kind(payload[name]))
+    return table
+
+
+def _columns(samples: list[Any]) -> "Table":
+    table = _table("columns of the samples", "name", "kind", "shape or value, from", "to", "absent in")
+    columns: dict[str, list[Any]] = {}
+    for sample in samples:
+        for name, value in sample.items():
+            columns.setdefault(name, []).append(value)
+    for name, values in columns.items():
+        kinds = Counter(_kind(value) for value in values)
+        ordered = _ordered(values)
+        bounds = (_extent(ordered[0]), _extent(ordered[-1])) if ordered else ("", "")
+        _row(table, name, ", ".join(kinds), *bounds, len(samples) - len(values) or "")
+    return table
+
+
+def _ordered(values: list[Any]) -> list[Any]:
+    """Returns the values that can be ordered: numbers by value, tensors by shape; nothing if they are mixed."""
+    import torch
+
+    present = [value for value in values if value is not None]
+    if all(isinstance(value, torch.Tensor) for value in present):
+        return sorted(present, key=lambda value: tuple(value.shape))
+    if all(isinstance(value, (bool, int, float)) for value in present):
+        return sorted(present)
+    return []
+
+
+def _kind(value: object) -> str:
+    import torch
+
+    return str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__
+
+
+def _extent(value: Any) -> str:
+    import torch
+
+    return str(list(value.shape)) if isinstance(value, torch.Tensor) else f"{value}"
+
+
+def _layout(shards: list[Any]) -> "Table":
+    table = _table("data-parallel shards", "data_parallel_rank", "rank", "layout")
+    for shard in shards:
+        rest = {name: value for name, value in shard.items() if name not in ("data_parallel_rank", "rank")}
+        shown = "; ".join(f"{name} {_short(value)}" for name, value in rest.items() if value is not None)
+        _row(table, shard.get("data_parallel_rank"), shard.get("rank"), shown)
+    return table
+
+
+def _short(value: object) -> str:
+    import torch
+
+    text = f"tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _manifest(manifest: "Manifest") -> "Table":
+    table = _table("manifest")
+    rows: dict[str, object] = {
+        "run": manifest.id.run_id,
+        "attempt": manifest.id.attempt,
+        "complete": manifest.complete,
+        "missing": manifest.missing or None,
+        "shards": manifest.shards,
+        "parts": manifest.parts,
+        "duplicates": manifest.duplicates,
+        "replaced values": manifest.replaced_values,
+        "raw bytes": manifest.raw_bytes,
+        "wire bytes": manifest.wire_bytes,
+        "offsets": ", ".join(f"{span.partition}: {span.first}..{span.last}" for span in manifest.offsets),
+        "SHA-256": manifest.sha256,
+        "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
+    }
+    for name, value in rows.items():
+        if value is not None:
+            _row(table, name, value)
+    return table
+
+
+def _metrics(manifest: "Manifest") -> "Table":
+    table = _table("metrics", "name", "per rollout", "per token", "rollouts", "tokens", "non-finite", "missing")
+    for metric in manifest.metrics:
+        means = ("-" if mean is None else f"{mean:.6g}" for mean in (metric.per_rollout_mean, metric.per_token_mean))
+        _row(
+            table,
+            metric.name,
+            *means,
+            metric.rollout_count,
+            metric.token_count,
+            metric.non_finite_count,
+            metric.missing_count,
+        )
+    return table

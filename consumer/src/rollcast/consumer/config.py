@@ -1,0 +1,62 @@
+"""Settings of the daemon."""
+
+from dataclasses import dataclass, field
+
+from rollcast.consumer.errors import ConsumeConfigError
+from rollcast.schemas import DEFAULT_LIMITS, Limits, Topics
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ConsumeConfig:
+    """Settings of `Daemon`.
+
+    Attributes:
+        bootstrap_servers: addresses of the Kafka cluster, `host:port`, comma-separated.
+        dump_path: path template with `{run_id}` and `{rollout_id}`.
+        topics: names of the topics.
+        group_id: consumer group; members of one group share the partitions.
+        create_topics: whether topics that do not exist are created.
+        partitions: of the records topic, when it is created.
+        replication_factor: of topics that are created.
+        incomplete_after_s: a rollout without a new record for so long is written as incomplete.
+        max_resident_bytes: cap on the records held in memory for unfinished rollouts.
+        connect_timeout_s: bound on reaching a broker at start.
+        shutdown_timeout_s: bound on a graceful shutdown.
+        session_timeout_ms: the group gives a member's partitions away when it was silent for so long.
+        metadata_max_age_ms: how soon added partitions are noticed.
+        limits: caps on what a record may claim.
+    """
+
+    bootstrap_servers: str
+    dump_path: str
+    topics: Topics = field(default_factory=Topics)
+    group_id: str = "rollcast"
+    create_topics: bool = True
+    partitions: int = 4
+    replication_factor: int = 1
+    incomplete_after_s: float = 600.0
+    max_resident_bytes: int = 4 * 1024**3
+    connect_timeout_s: float = 15.0
+    shutdown_timeout_s: float = 30.0
+    session_timeout_ms: int = 10_000
+    metadata_max_age_ms: int = 5_000
+    limits: Limits = DEFAULT_LIMITS
+
+    def __post_init__(self) -> None:
+        """Refuses values that cannot work."""
+        for name in ("bootstrap_servers", "dump_path", "group_id"):
+            if not getattr(self, name):
+                raise ConsumeConfigError(f"{name} is empty; give it a value")
+        positive = (
+            "partitions",
+            "replication_factor",
+            "incomplete_after_s",
+            "max_resident_bytes",
+            "connect_timeout_s",
+            "shutdown_timeout_s",
+            "session_timeout_ms",
+            "metadata_max_age_ms",
+        )
+        for name in positive:
+            if not getattr(self, name) > 0:
+                raise ConsumeConfigError(f"{name} is {getattr(self, name)}; it must be above 0")

@@ -1,0 +1,73 @@
+"""Errors of the consumer."""
+
+from typing import ClassVar
+
+
+class ConsumerError(Exception):
+    """Root of the errors of `rollcast.consumer`."""
+
+    retriable: ClassVar[bool] = False
+
+
+class ConsumeConfigError(ConsumerError, ValueError):
+    """A setting that cannot work; the message names the setting and the remedy."""
+
+
+class TemplateError(ConsumeConfigError):
+    """A dump path template under which two dumps could meet, or that names something unknown."""
+
+
+class BrokerUnreachableError(ConsumerError):
+    """No Kafka broker answered within the connect timeout.
+
+    Attributes:
+        bootstrap_servers: the addresses tried.
+    """
+
+    def __init__(self, bootstrap_servers: str, timeout_s: float, problem: object) -> None:
+        self.bootstrap_servers = bootstrap_servers
+        super().__init__(
+            f"no Kafka broker answers at {bootstrap_servers} (tried for {timeout_s:g} s: {problem}); "
+            "start one, for example with `rollcast broker`, or correct --bootstrap"
+        )
+
+
+class TopicsError(ConsumerError):
+    """Topics are missing or could not be created."""
+
+
+class AssemblerFullError(ConsumerError):
+    """The open rollouts hold more bytes than allowed; nothing is lost, since their offsets are not committed.
+
+    Attributes:
+        resident_bytes: bytes held.
+        limit: the cap.
+    """
+
+    def __init__(self, resident_bytes: int, limit: int, open_rollouts: int) -> None:
+        self.resident_bytes, self.limit = resident_bytes, limit
+        super().__init__(
+            f"{open_rollouts} unfinished rollouts hold {resident_bytes} bytes, above max_resident_bytes={limit}; raise "
+            "it if the memory is there, or spread the partitions over more group members; nothing is lost"
+        )
+
+
+class InvalidRecordError(ConsumerError):
+    """A well-formed event that contradicts itself or what is known of its rollout."""
+
+
+class DumpFileError(ConsumerError):
+    """A file that is not a readable dump."""
+
+
+class ConsumeError(ConsumerError):
+    """Kafka refused something for good, such as a missing permission."""
+
+
+class ShutdownTimeoutError(ConsumerError):
+    """Open work did not end within the shutdown's bound; its records will be read again."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(
+            f"shutdown did not finish within {timeout_s:g} s; unfinished work is abandoned, its records come again"
+        )

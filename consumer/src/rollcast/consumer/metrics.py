@@ -1,0 +1,189 @@
+"""Metrics of one rollout, from the samples of its dump: float64, response tokens with mask 1, two denominators."""
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+_Floats = npt.NDArray[np.float64]
+_Sample = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Metric:
+    """One metric of one rollout batch.
+
+    A mean is None where nothing could be measured, never NaN.
+
+    Attributes:
+        name: of the metric.
+        per_rollout_mean: mean over rollouts, each weighing the same.
+        per_token_mean: mean over tokens (over samples, for a per-sample quantity), each weighing the same.
+        rollout_count: rollouts in the first mean.
+        token_count: tokens (or samples) in the second mean.
+        non_finite_count: values under the mask that are NaN or infinite, left out of both.
+        missing_count: samples without a usable value, left out of both.
+    """
+
+    name: str
+    per_rollout_mean: float | None
+    per_token_mean: float | None
+    rollout_count: int
+    token_count: int
+    non_finite_count: int
+    missing_count: int
+
+    def as_json(self) -> dict[str, float | int | None]:
+        """Returns everything but the name."""
+        return {name: getattr(self, name) for name in type(self).__slots__ if name != "name"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """One sample's values with their weights, or None where it has none."""
+
+    rollout: int
+    values: _Floats
+    weights: _Floats
+
+
+def compute_metrics(samples: Sequence[_Sample]) -> tuple[Metric, ...]:
+    """Returns the metrics of the samples of one dump.
+
+    Samples with an equal `rollout_ids` value are one rollout; a sample without it is a rollout alone. A sample
+    without `loss_masks` counts with every token.
+    """
+    rollouts = _rollouts(samples)
+    return (
+        _per_token(
+            "train_rollout_logprob_abs_diff", samples, rollouts, lambda sample: _map(_log_ratio(sample), np.abs)
+        ),
+        # Schulman's k3 estimator of the KL divergence, not clamped: exp(d) - 1 - d.
+        _per_token("k3_kl", samples, rollouts, lambda sample: _map(_log_ratio(sample), lambda d: np.expm1(d) - d)),
+        _per_token("entropy", samples, rollouts, lambda sample: _vector(sample.get("entropy"))),
+        _per_token("advantage", samples, rollouts, lambda sample: _vector(sample.get("advantages"))),
+        _per_sample("reward", samples, rollouts, "rewards"),
+        _per_sample("response_length", samples, rollouts, "response_lengths"),
+    )
+
+
+def _rollouts(samples: Sequence[_Sample]) -> list[int]:
+    numbers: dict[object, int] = {}
+    result = []
+    for index, sample in enumerate(samples):
+        value = sample.get("rollout_ids")
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            value = value.item()
+        key = ("rollout", value) if isinstance(value, (int, str)) else ("alone", index)
+        result.append(numbers.setdefault(key, len(numbers)))
+    return result
+
+
+def _per_token(
+    name: str, samples: Sequence[_Sample], rollouts: Sequence[int], values_of: Callable[[_Sample], _Floats | None]
+) -> Metric:
+    measured = []
+    for sample, rollout in zip(samples, rollouts, strict=True):
+        values = values_of(sample)
+        mask = _mask(sample, len(values)) if values is not None else None
+        if values is not None and mask is not None and len(mask) == len(values):
+            measured.append(_Measured(rollout, values, mask))
+    return _aggregate(name, measured, missing=len(samples) - len(measured))
+
+
+def _per_sample(name: str, samples: Sequence[_Sample], rollouts: Sequence[int], column: str) -> Metric:
+    measured = []
+    for sample, rollout in zip(samples, rollouts, strict=True):
+        value = _scalar(sample.get(column))
+        if value is not None:
+            measured.append(_Measured(rollout, np.array([value]), np.ones(1)))
+    return _aggregate(name, measured, missing=len(samples) - len(measured))
+
+
+def _aggregate(name: str, measured: Sequence[_Measured], missing: int) -> Metric:
+    if not measured:
+        return _metric(name, None, None, 0, 0, 0, missing)
+    values = np.concatenate([sample.values for sample in measured])
+    weights = np.concatenate([sample.weights for sample in measured])
+    found, of_sample = np.unique([sample.rollout for sample in measured], return_inverse=True)
+    rollout = np.repeat(of_sample, [len(sample.values) for sample in measured])
+    finite = np.isfinite(values)
+    used = finite & (weights > 0)
+    lost = np.bincount(rollout[~finite & (weights > 0)], minlength=len(found))
+    token_count = int(used.sum())
+    if not token_count:
+        return _metric(name, None, None, 0, 0, int(lost.sum()), missing)
+    # A sum beyond the range of a double becomes infinite, and the mean None.
+    with np.errstate(over="ignore", invalid="ignore"):
+        sums = np.bincount(rollout[used], values[used] * weights[used], minlength=len(found))
+        weight_sums = np.bincount(rollout[used], weights[used], minlength=len(found))
+        # A rollout whose every token is masked counts as 0; one whose every value is non-finite does not count.
+        counted = (weight_sums > 0) | (lost == 0)
+        per_rollout = float(np.mean((sums / np.maximum(weight_sums, 1.0))[counted]))
+        per_token = float(sums.sum() / weight_sums.sum())
+    return _metric(name, per_rollout, per_token, int(counted.sum()), token_count, int(lost.sum()), missing)
+
+
+def _metric(
+    name: str, per_rollout: float | None, per_token: float | None, rollouts: int, tokens: int, lost: int, missing: int
+) -> Metric:
+    return Metric(
+        name=name,
+        per_rollout_mean=_finite(per_rollout),
+        per_token_mean=_finite(per_token),
+        rollout_count=rollouts,
+        token_count=tokens,
+        non_finite_count=lost,
+        missing_count=missing,
+    )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _log_ratio(sample: _Sample) -> _Floats | None:
+    trained, sampled = _vector(sample.get("log_probs")), _vector(sample.get("rollout_log_probs"))
+    if trained is None or sampled is None or len(trained) != len(sampled):
+        return None
+    with np.errstate(invalid="ignore"):
+        return np.asarray(trained - sampled)
+
+
+def _map(values: _Floats | None, function: Callable[[_Floats], Any]) -> _Floats | None:
+    if values is None:
+        return None
+    with np.errstate(all="ignore"):
+        return np.asarray(function(values), np.float64)
+
+
+def _mask(sample: _Sample, tokens: int) -> _Floats | None:
+    mask = sample.get("loss_masks")
+    weights = np.ones(tokens) if mask is None else _vector(mask)
+    return None if weights is None else np.where(np.isfinite(weights), weights, 0.0)
+
+
+def _vector(value: object) -> _Floats | None:
+    """Returns a one-dimensional tensor or list of numbers as float64, None for anything else."""
+    if isinstance(value, torch.Tensor):
+        if value.dim() != 1 or value.is_complex():
+            return None
+        return np.asarray(value.to(torch.float64).numpy())
+    if isinstance(value, (list, tuple)):
+        items = [_scalar(item) for item in value]
+        return np.array(items, np.float64) if _all_numbers(items) else None
+    return None
+
+
+def _all_numbers(items: Iterable[float | None]) -> bool:
+    return all(item is not None for item in items)
+
+
+def _scalar(value: object) -> float | None:
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
+        value = value.item()
+    return float(value) if isinstance(value, (bool, int, float)) else None

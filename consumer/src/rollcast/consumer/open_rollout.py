@@ -1,0 +1,181 @@
+"""A rollout that is not finished: the parts and closing events held so far."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from enum import Enum, auto
+
+from rollcast.consumer.errors import InvalidRecordError
+from rollcast.consumer.rollout import Missing, OffsetSpan, Place, Rollout, RolloutId, Shard, SlotCut, WholeSlot
+from rollcast.schemas import SHARD_SLOT, DpShard, SamplePart
+
+_Held = tuple[SamplePart, Place, int]
+"""A part, the place and the size of its record."""
+
+
+class Phase(Enum):
+    """Where an open rollout stands."""
+
+    COLLECTING = auto()
+    INCOMPLETE_HANDED_OUT = auto()
+    COMPLETE_HANDED_OUT = auto()
+
+
+class OpenRollout:
+    """Parts and closing events of one rollout, and when it is whole.
+
+    Attributes:
+        id: which rollout.
+        spans: lowest and highest offset seen, by partition.
+        held_bytes: size of the records held.
+        touched_at: when the last record that was not a repeat came.
+        duplicates: repeats seen.
+        phase: whether it was handed out.
+    """
+
+    def __init__(self, rollout_id: RolloutId, now: float) -> None:
+        self.id = rollout_id
+        self.spans: dict[int, tuple[int, int]] = {}
+        self.touched_at = now
+        self.held_bytes = self.duplicates = 0
+        self.phase = Phase.COLLECTING
+        self._events: dict[int, tuple[DpShard, Place]] = {}
+        self._cuts: dict[tuple[int, int], dict[int, dict[int, _Held]]] = {}
+        self._whole: dict[tuple[int, int], int] = {}
+        self._shard_count: int | None = None
+        self._slots_expected = 0
+
+    def seen_at(self, place: Place) -> None:
+        """Notes the place of one of its records."""
+        first, last = self.spans.get(place.partition, (place.offset, place.offset))
+        self.spans[place.partition] = (min(first, place.offset), max(last, place.offset))
+
+    def add_part(self, part: SamplePart, place: Place, size: int, now: float) -> bool:
+        """Returns whether the part was new.
+
+        Raises:
+            InvalidRecordError: its slot or rank is beyond what a closing event announced.
+        """
+        key = (part.data_parallel_rank, part.slot)
+        if self._shard_count is not None and part.data_parallel_rank >= self._shard_count:
+            raise InvalidRecordError(f"data_parallel_rank is {part.data_parallel_rank} of {self._shard_count} shards")
+        held = self._events.get(part.data_parallel_rank)
+        if held is not None and part.slot >= held[0].sample_count:
+            raise InvalidRecordError(f"slot is {part.slot} of {held[0].sample_count} samples")
+        cut = self._cuts.get(key, {}).get(part.part_count, {})
+        if key in self._whole or part.part in cut:
+            self.duplicates += 1
+            return False
+        self._cuts.setdefault(key, {})[part.part_count] = cut
+        cut[part.part] = (part, place, size)
+        if len(cut) == part.part_count:
+            self._whole[key] = part.part_count
+        self._grew(size, now)
+        return True
+
+    def add_event(self, event: DpShard, place: Place, size: int, now: float) -> bool:
+        """Returns whether the closing event was new.
+
+        Raises:
+            ConflictError: it contradicts one that is held.
+        """
+        held = self._events.get(event.data_parallel_rank)
+        if held is not None:
+            if _content(held[0]) != _content(event):
+                raise ConflictError(f"a second closing event of shard {event.data_parallel_rank} has other content")
+            self.duplicates += 1
+            return False
+        if self._shard_count not in (None, event.data_parallel_size):
+            raise ConflictError(
+                f"the closing event of shard {event.data_parallel_rank} tells of {event.data_parallel_size} shards, "
+                f"an earlier one of {self._shard_count}"
+            )
+        self._shard_count = event.data_parallel_size
+        self._slots_expected += event.sample_count + 1
+        self._events[event.data_parallel_rank] = (event, place)
+        self._grew(size, now)
+        return True
+
+    def _grew(self, size: int, now: float) -> None:
+        self.held_bytes += size
+        self.touched_at = now
+
+    def discard_beyond_events(self) -> list[tuple[SamplePart, Place]]:
+        """Removes the parts that no closing event leaves room for; returns them with their places."""
+        beyond = [key for key in self._cuts if not self._has_room_for(*key)]
+        return [part for key in beyond for part in self._remove(key, self._cuts[key])]
+
+    def discard(self, cut: SlotCut) -> None:
+        """Removes the parts of one cut of one slot, whose content is bad."""
+        key = (cut.data_parallel_rank, cut.slot)
+        if cut.part_count in self._cuts.get(key, {}):
+            self._remove(key, (cut.part_count,))
+
+    def _has_room_for(self, rank: int, slot: int) -> bool:
+        if self._shard_count is not None and rank >= self._shard_count:
+            return False
+        return rank not in self._events or slot < self._events[rank][0].sample_count
+
+    def _remove(self, key: tuple[int, int], part_counts: Iterable[int]) -> list[tuple[SamplePart, Place]]:
+        removed = [held for part_count in tuple(part_counts) for held in self._cuts[key].pop(part_count).values()]
+        self.held_bytes -= sum(size for _, _, size in removed)
+        self._whole.pop(key, None)
+        for part_count, cut in self._cuts[key].items():
+            if len(cut) == part_count:
+                self._whole[key] = part_count
+        if not self._cuts[key]:
+            del self._cuts[key]
+        return [(part, place) for part, place, _ in removed]
+
+    @property
+    def complete(self) -> bool:
+        """Whether every shard's closing event and every part of every slot is there."""
+        return len(self._events) == self._shard_count and len(self._whole) == self._slots_expected
+
+    def snapshot(self) -> Rollout:
+        """Returns what is there, and what is missing."""
+        slots: dict[int, list[WholeSlot]] = {}
+        broken: dict[int, list[int]] = {}
+        for (rank, slot), cuts in sorted(self._cuts.items()):
+            part_count = self._whole.get((rank, slot))
+            if part_count is None:
+                broken.setdefault(rank, []).append(slot)
+                continue
+            held = [cuts[part_count][part] for part in range(part_count)]
+            whole = WholeSlot(
+                SlotCut(rank, slot, part_count), tuple(part for part, _, _ in held), tuple(at for _, at, _ in held)
+            )
+            slots.setdefault(rank, []).append(whole)
+        seen = sorted({*self._events, *slots})
+        return Rollout(
+            id=self.id,
+            spans=tuple(OffsetSpan(partition, *span) for partition, span in sorted(self.spans.items())),
+            shards=tuple(self._shard(rank, slots.get(rank, [])) for rank in seen),
+            missing=self._missing(broken),
+            duplicates=self.duplicates,
+            wire_bytes=self.held_bytes,
+        )
+
+    def _shard(self, rank: int, slots: list[WholeSlot]) -> Shard:
+        event, place = self._events.get(rank, (None, None))
+        return Shard(data_parallel_rank=rank, event=event, event_place=place, slots=tuple(slots))
+
+    def _missing(self, broken: dict[int, list[int]]) -> Missing:
+        missing_slots = dict(broken)
+        for rank, (event, _) in self._events.items():
+            absent = [slot for slot in range(SHARD_SLOT, event.sample_count) if (rank, slot) not in self._whole]
+            missing_slots[rank] = absent
+        ranks = range(self._shard_count) if self._shard_count is not None else sorted({rank for rank, _ in self._cuts})
+        return Missing(
+            shards=tuple(rank for rank in ranks if rank not in self._events),
+            shard_count_known=self._shard_count is not None,
+            slots=tuple((rank, tuple(absent)) for rank, absent in sorted(missing_slots.items()) if absent),
+        )
+
+
+class ConflictError(InvalidRecordError):
+    """A closing event that contradicts one that is held."""
+
+
+def _content(event: DpShard) -> DpShard:
+    # When it was sent and how the slots were cut differ between two shipments of the same bundle.
+    return replace(event, published_at_ms=0, part_counts=())

@@ -1,0 +1,127 @@
+"""An assembled rollout to a durable, announced dump."""
+
+import asyncio
+import logging
+from concurrent.futures import Executor
+
+from rollcast.consumer.assembler import Assembler
+from rollcast.consumer.config import ConsumeConfig
+from rollcast.consumer.decisions import Complete
+from rollcast.consumer.intake import Intake
+from rollcast.consumer.metrics import compute_metrics
+from rollcast.consumer.outputs import Outputs
+from rollcast.consumer.restore import Restored, restore
+from rollcast.consumer.retry import Retry
+from rollcast.consumer.rollout import Rollout
+from rollcast.consumer.stats import Stats
+from rollcast.consumer.store import Dump, DumpStore, Manifest, PublishedDump
+from rollcast.schemas import Limits
+
+_log = logging.getLogger("rollcast.consumer")
+
+
+class Publishing:
+    """Publishes one rollout at a time: restore, verify, measure, keep, announce, and let the watermark move.
+
+    Args:
+        config: of the daemon.
+        assembler: is told what is durable.
+        intake: sends the dead letters.
+        store: keeps the dumps.
+        outputs: announces them.
+        retry: for both.
+        stats: are counted.
+        pool: does the work, off the event loop.
+    """
+
+    def __init__(
+        self,
+        config: ConsumeConfig,
+        *,
+        assembler: Assembler,
+        intake: Intake,
+        store: DumpStore,
+        outputs: Outputs,
+        retry: Retry,
+        stats: Stats,
+        pool: Executor,
+    ) -> None:
+        self._config = config
+        self._assembler, self._intake, self._store, self._outputs = assembler, intake, store, outputs
+        self._retry, self._stats, self._pool = retry, stats, pool
+
+    async def publish(self, rollout: Rollout) -> None:
+        """Returns when the rollout is durable and announced, or can never be.
+
+        Raises:
+            StoppingError: the daemon stops before that; nothing was committed.
+        """
+        pending = [rollout]
+        while pending:
+            rollout = pending.pop()
+            # The partition may have been given to another member, which then does all of this.
+            if self._assembler.holds(rollout.id):
+                pending += await self._publish(rollout)
+
+    async def _publish(self, rollout: Rollout) -> list[Rollout]:
+        loop = asyncio.get_running_loop()
+        restored, dump = await loop.run_in_executor(self._pool, _prepare, rollout, self._config.limits)
+        letters = [
+            letter
+            for bad in restored.bad_slots
+            for letter in self._intake.letters_of_parts(bad.slot.parts, bad.slot.places, bad.problem)
+        ]
+        await self._intake.deliver(letters)
+        if restored.problem is not None:
+            await self._give_up(rollout, restored.problem)
+            return []
+        if dump is None:
+            decisions = self._assembler.reject(rollout.id, [bad.slot.cut for bad in restored.bad_slots])
+            return [decision.rollout for decision in decisions if isinstance(decision, Complete)]
+        published = await self._retry.until_done(
+            f"write the dump of {rollout.id}", lambda: loop.run_in_executor(self._pool, self._store.publish, dump)
+        )
+        await self._retry.until_done(f"announce {rollout.id}", lambda: self._outputs.announce(published))
+        self._assembler.finish(rollout.id, complete=not dump.missing)
+        self._report(rollout, dump, published)
+        return []
+
+    async def _give_up(self, rollout: Rollout, problem: str) -> None:
+        _log.error("%s cannot become a dump: %s", rollout.id, problem)
+        closing = [
+            (shard.event, shard.event_place)
+            for shard in rollout.shards
+            if shard.event is not None and shard.event_place is not None
+        ]
+        events, places = [event for event, _ in closing], [place for _, place in closing]
+        await self._intake.deliver(self._intake.letters_of_parts(events, places, problem, kind="unusable"))
+        self._assembler.finish(rollout.id, complete=True)
+
+    def _report(self, rollout: Rollout, dump: Dump, published: PublishedDump) -> None:
+        if dump.missing:
+            self._stats.incomplete_dumps += 1
+            _log.warning("%s is incomplete (%s) -> %s", rollout.id, dump.missing, published.path)
+            return
+        self._stats.dumps += 1
+        _log.info("%s: %s -> %s", rollout.id, _summary(published.manifest), published.path)
+
+
+def _prepare(rollout: Rollout, limits: Limits) -> tuple[Restored, Dump | None]:
+    restored = restore(rollout, limits)
+    if restored.payload is None:
+        return restored, None
+    metrics = compute_metrics(restored.payload["samples"])
+    dump = Dump(rollout=rollout, payload=restored.payload, missing=restored.missing, metrics=metrics)
+    return restored, dump
+
+
+def _summary(manifest: Manifest) -> str:
+    means = {metric.name: metric.per_rollout_mean for metric in manifest.metrics}
+    named = {"|d|": "train_rollout_logprob_abs_diff", "k3": "k3_kl", "reward": "reward"}
+    shown = ", ".join(
+        f"{label} {'-' if means[name] is None else format(means[name], '.4g')}" for label, name in named.items()
+    )
+    return (
+        f"{manifest.samples} samples in {manifest.parts} parts, {manifest.raw_bytes / 1e6:.2f} MB raw, "
+        f"{manifest.wire_bytes / 1e6:.2f} MB on the wire, {shown}"
+    )

@@ -1,0 +1,62 @@
+"""Tries again what can succeed later, until the daemon stops."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from aiokafka.errors import KafkaError
+
+from rollcast.consumer.errors import ConsumeError
+from rollcast.consumer.stats import Stats
+
+_FIRST_DELAY_S = 0.5
+_LONGEST_DELAY_S = 30.0
+
+_log = logging.getLogger("rollcast.consumer")
+_T = TypeVar("_T")
+
+
+class StoppingError(Exception):
+    """The daemon stops, and the last try failed; the work is left to whoever reads the records next."""
+
+
+class Retry:
+    """Waits and tries that end when `stopping` is set.
+
+    Args:
+        stopping: set when the daemon stops.
+        stats: its `retries` are counted.
+    """
+
+    def __init__(self, stopping: asyncio.Event, stats: Stats) -> None:
+        self._stopping, self._stats = stopping, stats
+
+    async def pause(self, seconds: float) -> None:
+        """Returns after that time, or when the daemon stops."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            pass
+
+    async def until_done(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
+        """Returns the result of the first try that succeeds; each failure is logged and counted.
+
+        Raises:
+            StoppingError: a try failed and the daemon stops.
+            ConsumeError: Kafka refused for good.
+        """
+        delay_s = _FIRST_DELAY_S
+        while True:
+            try:
+                return await attempt()
+            except (OSError, KafkaError) as exc:
+                if isinstance(exc, KafkaError) and not exc.retriable:
+                    raise ConsumeError(f"Kafka refused to {what}: {exc!r}; correct that and start again") from exc
+                self._stats.retries += 1
+                if self._stopping.is_set():
+                    raise StoppingError(what) from exc
+                _log.warning("could not %s: %s; next try in %g s, no offset moves until then", what, exc, delay_s)
+            await self.pause(delay_s)
+            delay_s = min(2 * delay_s, _LONGEST_DELAY_S)

@@ -1,0 +1,35 @@
+"""Counters of a running daemon."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(kw_only=True, slots=True)
+class Stats:
+    """What the daemon has done since it started.
+
+    Attributes:
+        records: records read.
+        record_bytes: their size.
+        dumps: complete dumps written.
+        incomplete_dumps: incomplete dumps written.
+        already_published: rollouts found in the store with the same or a higher attempt.
+        duplicates: records that repeated one already held or finished.
+        stale: records of a superseded attempt.
+        superseded: unfinished rollouts given up for a higher attempt.
+        dropped: rollouts that the producer gave up.
+        dead_letters: records that could not be used, by reason: decode, invalid, conflict, content, unusable.
+        retries: failed tries of writing a dump or sending a result.
+    """
+
+    records: int = 0
+    record_bytes: int = 0
+    dumps: int = 0
+    incomplete_dumps: int = 0
+    already_published: int = 0
+    duplicates: int = 0
+    stale: int = 0
+    superseded: int = 0
+    dropped: int = 0
+    dead_letters: Counter[str] = field(default_factory=Counter)
+    retries: int = 0

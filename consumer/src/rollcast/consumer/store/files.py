@@ -1,0 +1,116 @@
+"""Files that appear whole or not at all."""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+TEMP_SUFFIX = ".rollcast.tmp"
+
+
+@contextlib.contextmanager
+def temporary_beside(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
+    """Yields a new file in the directory of `path`, locked while it is written; removes it at the end if still there.
+
+    The name is cut so that it fits wherever `path` itself fits. Its mode follows the umask.
+    """
+    tail = f".{secrets.token_hex(4)}{TEMP_SUFFIX}"
+    name = os.fsencode(f".{path.name}")[: 255 - len(tail)].decode(errors="ignore") + tail
+    temporary = path.with_name(name)
+    descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            # The lock tells `sweep` of another process that the writer lives.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield temporary, file
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_durably(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+    """Replaces `path` by what `write` writes, at once and durably.
+
+    Raises:
+        OSError: it could not; `path` is as before.
+    """
+    with temporary_beside(path) as (temporary, file):
+        write(file)
+        settle(file)
+        temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def settle(file: IO[bytes]) -> None:
+    """Returns when the bytes of the file are on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_directory(directory: Path) -> None:
+    """Returns when the names in the directory are on the disk."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(directory: Path) -> None:
+    """Makes a directory and its parents, durably."""
+    missing = [directory]
+    while not missing[-1].parent.exists():
+        missing.append(missing[-1].parent)
+    directory.mkdir(parents=True, exist_ok=True)
+    for made in missing:
+        sync_directory(made.parent)
+
+
+def sweep(directory: Path) -> list[Path]:
+    """Removes the temporary files that no living process writes; returns them."""
+    swept = []
+    for path in sorted(directory.glob(f".*{TEMP_SUFFIX}")):
+        with contextlib.suppress(FileNotFoundError, BlockingIOError), path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+            swept.append(path)
+    return swept
+
+
+class HashingWriter:
+    """Passes bytes on to a file while it counts and digests them; what `torch.save` takes for a file.
+
+    Attributes:
+        size: bytes passed on.
+        error: the first error of the file, which torch hides behind one of its own.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+        self.size = 0
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        """Writes all of `data`."""
+        if self.error is not None:
+            raise self.error
+        try:
+            self._file.write(data)
+        except OSError as exc:
+            self.error = exc
+            raise
+        self._digest.update(data)
+        self.size += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Flushes the file."""
+        self._file.flush()
+
+    def sha256(self) -> str:
+        """Returns the digest so far, hex."""
+        return self._digest.hexdigest()

@@ -1,0 +1,83 @@
+"""Finds the broker and the topics at start."""
+
+import asyncio
+from typing import Any
+
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+
+from rollcast.consumer.config import ConsumeConfig
+from rollcast.consumer.errors import BrokerUnreachableError, ConsumeConfigError, TopicsError
+
+_RETRY_AFTER_S = 0.5
+
+
+async def prepare_topics(config: ConsumeConfig) -> None:
+    """Returns when a broker answers and the topics exist; creates them where the config says so.
+
+    Raises:
+        BrokerUnreachableError: no broker answers within `connect_timeout_s`.
+        TopicsError: topics are missing, or could not be created.
+    """
+    problem: object = "no answer"
+    try:
+        async with asyncio.timeout(config.connect_timeout_s):
+            while True:
+                admin = _admin(config)
+                try:
+                    await admin.start()
+                    await _ensure_topics(admin, config)
+                except (KafkaError, OSError) as exc:
+                    if isinstance(exc, KafkaError) and not exc.retriable:
+                        raise TopicsError(f"the topics could not be prepared: {exc!r}") from exc
+                    problem = exc
+                else:
+                    return
+                finally:
+                    await admin.close()
+                await asyncio.sleep(_RETRY_AFTER_S)
+    except TimeoutError as exc:
+        raise BrokerUnreachableError(config.bootstrap_servers, config.connect_timeout_s, problem) from exc
+
+
+def _admin(config: ConsumeConfig) -> Any:
+    try:
+        return AIOKafkaAdminClient(
+            bootstrap_servers=config.bootstrap_servers,
+            client_id="rollcast-consume",
+            request_timeout_ms=int(config.connect_timeout_s * 1000),
+        )
+    except ValueError as exc:
+        raise ConsumeConfigError(
+            f"bootstrap_servers is {config.bootstrap_servers!r}: {exc}; it needs host:port, comma-separated"
+        ) from exc
+
+
+async def _ensure_topics(admin: Any, config: ConsumeConfig) -> None:
+    topics = config.topics
+    existing = set(await admin.list_topics())
+    wanted = [topics.records, topics.metrics, topics.dumps, topics.dead_letters]
+    missing = [name for name in wanted if name not in existing]
+    if not missing:
+        return
+    if not config.create_topics:
+        raise TopicsError(
+            f"topics {', '.join(missing)} do not exist at {config.bootstrap_servers}; create them, let "
+            "`rollcast consume` create them (--create-topics), or correct --topic-prefix"
+        )
+    settings = {topics.records: {"compression.type": "producer"}, topics.metrics: {"cleanup.policy": "compact"}}
+    response = await admin.create_topics(
+        [
+            NewTopic(
+                name,
+                num_partitions=config.partitions if name == topics.records else 1,
+                replication_factor=config.replication_factor,
+                topic_configs=settings.get(name, {}),
+            )
+            for name in missing
+        ]
+    )
+    for name, code, *message in response.topic_errors:
+        # Another member of the group may have been quicker.
+        if code and for_code(code) is not TopicAlreadyExistsError:
+            raise TopicsError(f"topic {name} could not be created: {for_code(code).__name__} {message}")

@@ -1,0 +1,199 @@
+"""From the spool to a real Kafka: what is committed arrives, whatever dies on the way."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fixtures.rollouts import whole_shard
+from fixtures.topic import payload_in, read_until, shards_in
+from rollcast.consumer.broker import Broker, JvmBroker
+from rollcast.consumer.difference import differences
+from rollcast.producer import Publisher, PublisherConfig, PublishStatus
+from rollcast.producer.spool.folder import SpoolFolder
+from rollcast.schemas import Event, build_dump_payload
+
+
+def _publish(spool: Path, *rollout_ids: int, shard: Callable[[int], dict[str, Any]] | None = None) -> None:
+    publisher = Publisher(
+        PublisherConfig(run_id="run", spool_dir=spool, bootstrap_servers="127.0.0.1:1", start_shipper=False)
+    )
+    for rollout_id in rollout_ids:
+        assert publisher.publish(rollout_id, (shard or _shard)(rollout_id)).status is PublishStatus.PUBLISHED
+    publisher.close(0.2)
+
+
+def _shard(rollout_id: int) -> dict[str, Any]:
+    return whole_shard(rollout_id, 0, 1)
+
+
+def _large_shard(rollout_id: int) -> dict[str, Any]:
+    import torch
+
+    generator = torch.Generator().manual_seed(rollout_id)
+    tensors = [torch.randn(400_000, generator=generator) for _ in range(24)]
+    return {"response_lengths": [400_000] * 24, "values": tensors, "partition": list(range(24))}
+
+
+def _direct(rollout_id: int, shard: Callable[[int], dict[str, Any]] = _shard) -> dict[str, Any]:
+    own = {"rank": 0, "data_parallel_rank": 0, "rollout_data": shard(rollout_id)}
+    return build_dump_payload([own], rollout_id=rollout_id, writer_rank=0)
+
+
+@contextmanager
+def _shipper(spool: Path, bootstrap: str, prefix: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "rollcast.producer.shipper.cli", f"--spool={spool}", f"--bootstrap={bootstrap}"]
+    process = subprocess.Popen([*command, f"--topic-prefix={prefix}", *options], stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def _closed(*rollout_ids: int) -> Callable[[list[Event]], bool]:
+    return lambda events: all(shards_in(events, rollout_id) for rollout_id in rollout_ids)
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+def _await_empty(spool: Path, timeout_s: float = 60) -> None:
+    deadline = time.monotonic() + timeout_s
+    while SpoolFolder(spool).bundles():
+        assert time.monotonic() < deadline, "the spool was not emptied"
+        time.sleep(0.05)
+
+
+async def test_bundles_arrive_bit_equal_and_leave_the_spool(broker: Broker, tmp_path: Path, prefix: str) -> None:
+    _publish(tmp_path, 0, 1)
+    with _shipper(tmp_path, broker.bootstrap_servers, prefix, "--stop-with-trainers", "--max-part-bytes=20000") as ship:
+        assert ship.wait(60) == 0
+    assert not SpoolFolder(tmp_path).bundles()
+    events = await read_until(broker.bootstrap_servers, f"{prefix}.records", _closed(0, 1))
+    for rollout_id in (0, 1):
+        assert not differences(payload_in(events, rollout_id), _direct(rollout_id))
+
+
+async def test_a_publisher_starts_its_shipper_and_close_waits_for_delivery(
+    broker: Broker, tmp_path: Path, prefix: str
+) -> None:
+    config = PublisherConfig(
+        run_id="run", spool_dir=tmp_path, bootstrap_servers=broker.bootstrap_servers, topic_prefix=prefix
+    )
+    publisher = Publisher(config)
+    result = publisher.publish(0, _shard(0))
+    assert result.status is PublishStatus.PUBLISHED
+    assert publisher.close(60)
+    events = await read_until(broker.bootstrap_servers, f"{prefix}.records", _closed(0))
+    assert not differences(payload_in(events, 0), _direct(0))
+
+
+async def test_a_broker_killed_in_mid_bundle_loses_nothing(own_broker: JvmBroker, tmp_path: Path, prefix: str) -> None:
+    spool = tmp_path / "spool"
+    _publish(spool, 0, 1, shard=_large_shard)
+    with _shipper(spool, own_broker.bootstrap_servers, prefix, "--stop-with-trainers") as ship:
+        await read_until(own_broker.bootstrap_servers, f"{prefix}.records", lambda events: len(events) > 3)
+        own_broker.kill()
+        assert SpoolFolder(spool).bundles()
+        own_broker.start()
+        assert ship.wait(100) == 0
+    events = await read_until(own_broker.bootstrap_servers, f"{prefix}.records", _closed(0, 1))
+    for rollout_id in (0, 1):
+        assert not differences(payload_in(events, rollout_id), _direct(rollout_id, _large_shard))
+
+
+async def test_a_shipper_killed_in_mid_bundle_is_followed_by_another(
+    broker: Broker, tmp_path: Path, prefix: str
+) -> None:
+    _publish(tmp_path, 0, shard=_large_shard)
+    with _shipper(tmp_path, broker.bootstrap_servers, prefix) as first:
+        await read_until(broker.bootstrap_servers, f"{prefix}.records", lambda events: len(events) > 3)
+        first.kill()
+        first.wait()
+    with _shipper(tmp_path, broker.bootstrap_servers, prefix, "--stop-with-trainers") as second:
+        assert second.wait(60) == 0
+    events = await read_until(broker.bootstrap_servers, f"{prefix}.records", _closed(0))
+    assert not differences(payload_in(events, 0), _direct(0, _large_shard))
+
+
+async def test_a_poison_bundle_is_set_aside_with_its_reason_and_blocks_nobody(
+    broker: Broker, tmp_path: Path, prefix: str
+) -> None:
+    _publish(tmp_path, 0, 1)
+    (_, first), _ = SpoolFolder(tmp_path).bundles()
+    (first / "records.avro").write_bytes(b"garbage")
+    with _shipper(tmp_path, broker.bootstrap_servers, prefix, "--stop-with-trainers") as ship:
+        assert ship.wait(60) == 0
+    events = await read_until(broker.bootstrap_servers, f"{prefix}.records", _closed(1))
+    assert not differences(payload_in(events, 1), _direct(1))
+    (reason,) = tmp_path.rglob("reason.txt")
+    assert "records.avro" in reason.read_text()
+
+
+async def test_a_dropped_rollout_is_announced(broker: Broker, tmp_path: Path, prefix: str) -> None:
+    config = PublisherConfig(
+        run_id="run", spool_dir=tmp_path, bootstrap_servers="127.0.0.1:1", start_shipper=False, max_spool_bytes=1
+    )
+    publisher = Publisher(config)
+    assert publisher.publish(0, _shard(0)).status is PublishStatus.DROPPED
+    publisher.close(0.2)
+    with _shipper(tmp_path, broker.bootstrap_servers, prefix, "--stop-with-trainers") as ship:
+        assert ship.wait(60) == 0
+    (event,) = await read_until(broker.bootstrap_servers, f"{prefix}.records", _closed(0))
+    assert shards_in([event], 0)[0].dropped_reason == "rank 0 (shard 0): spool full"
+
+
+def test_without_a_broker_bundles_wait_and_sigterm_ends_the_shipper_within_its_bound(tmp_path: Path) -> None:
+    _publish(tmp_path, 0)
+    with _shipper(tmp_path, "127.0.0.1:1", "none") as ship:
+        assert ship.stderr is not None
+        line = ship.stderr.readline()
+        while "does not take records" not in line:
+            assert line, "the shipper ended"
+            line = ship.stderr.readline()
+        assert "127.0.0.1:1" in line
+        ship.send_signal(signal.SIGTERM)
+        assert ship.wait(10) == 0
+    assert len(SpoolFolder(tmp_path).bundles()) == 1
+
+
+def test_a_spool_has_one_shipper(tmp_path: Path) -> None:
+    spool = SpoolFolder(tmp_path)
+    with spool.try_own() as _, _shipper(tmp_path, "127.0.0.1:1", "none") as second:
+        assert second.stderr is not None
+        assert "already has a shipper" in second.stderr.read()
+        assert second.wait(10) == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--spool=/nonexistent/spool", "--bootstrap=x:1"], "/nonexistent/spool is no folder"),
+        (["--spool=.", "--bootstrap="], "ROLLCAST_BOOTSTRAP_SERVERS"),
+        (["--spool=.", "--bootstrap=x:1", "--topic-prefix=a b"], "topic prefix 'a b'"),
+        (["--spool=.", "--bootstrap=x:1", "--max-part-bytes=1"], "max_part_bytes is 1"),
+    ],
+)
+def test_a_wrong_setting_is_one_sentence_and_a_status(options: list[str], words: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rollcast.producer.shipper.cli", *options], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_the_shipper_starts_without_torch(tmp_path: Path) -> None:
+    program = "import sys; import rollcast.producer.shipper.cli; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False, cwd=tmp_path, env=os.environ).returncode == 0
