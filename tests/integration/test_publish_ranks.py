@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from rollcast.consumer.difference import differences
 
 from fixtures.publish_programs import publish_and_dump, several
 from fixtures.ranks import Grid, run_ranks
 from fixtures.rollouts import HELD_BY_NOBODY_BYTES, payload_in_spool, whole_shard
+from rollcast.consumer.difference import differences
 from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.producer.spool.read import read_bundle
 from rollcast.schemas import build_dump_payload
@@ -76,12 +76,12 @@ def test_one_broken_rank_drops_the_rollout_on_all_with_the_same_reason_and_hangs
         assert "rank 3" in rank["outcomes"][1][1]
         assert "published before" in rank["outcomes"][3][1]
     assert "'log_probs' of sample 0" in broken[3]["outcomes"][1][1]
-    shards = {str(name)[0]: [] for name, _ in SpoolFolder(folder / "broken" / "spool").bundles()}
+    reasons: dict[int, list[str | None]] = {0: [], 1: [], 2: [], 3: []}
     for name, path in SpoolFolder(folder / "broken" / "spool").bundles():
-        shards[str(name)[0]].append(read_bundle(path).shard.dropped_reason)
-    assert shards["0"] == shards["2"] == shards["3"] == [None, None]
-    assert len(shards["1"]) == 2
-    assert all("rank 3" in reason for reason in shards["1"])
+        reasons[name.rollout_id].append(read_bundle(path).shard.dropped_reason)
+    assert reasons[0] == reasons[2] == reasons[3] == [None, None]
+    assert len(reasons[1]) == 2
+    assert all(reason and "rank 3" in reason for reason in reasons[1])
 
 
 def test_a_spool_that_is_full_for_one_shard_drops_the_rollout_for_all(

@@ -169,8 +169,9 @@ def test_without_a_broker_bundles_wait_and_sigterm_ends_the_shipper_within_its_b
 
 
 def test_a_spool_has_one_shipper(tmp_path: Path) -> None:
-    spool = SpoolFolder(tmp_path)
-    with spool.try_own() as _, _shipper(tmp_path, "127.0.0.1:1", "none") as second:
+    lock = SpoolFolder(tmp_path).try_own()
+    assert lock is not None
+    with lock, _shipper(tmp_path, "127.0.0.1:1", "none") as second:
         assert second.stderr is not None
         assert "already has a shipper" in second.stderr.read()
         assert second.wait(10) == 0

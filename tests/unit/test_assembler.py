@@ -7,7 +7,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-
 from fixtures.frames import ShardSource, events_of
 from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.decisions import (

@@ -38,7 +38,7 @@ def test_each_sample_alone_is_a_rollout() -> None:
 
 
 def test_samples_of_one_rollout_share_one_denominator_in_any_order() -> None:
-    tokens = [[1.0, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12]]
+    tokens: list[list[float]] = [[1, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12]]
     samples = [
         sample(values, rollout=rollout, data_parallel_rank=rank)
         for rank, (values, rollout) in enumerate(zip(tokens, [0, 0, 0, 1], strict=True))
@@ -99,7 +99,7 @@ def test_an_absent_value_is_counted_and_invents_no_zero() -> None:
 
     measured = metric("train_rollout_logprob_abs_diff", *rows)
 
-    assert means(measured) == (pytest.approx(0.5), pytest.approx(0.5))
+    assert means(measured) == pytest.approx((0.5, 0.5))
     assert (measured.rollout_count, measured.missing_count) == (2, 1)
 
 

@@ -33,7 +33,7 @@ def main(
     try:
         good = run_demo(options, console)
     except (DemoError, BrokerError) as error:
-        console.print(f"The demo failed: {error}", style="red", markup=False, highlight=False)
+        console.print(f"The demo failed: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         console.print("Stopped.")

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rollcast.consumer.broker import running_broker
 from rollcast_demo.compare import DumpPair, await_dumps, compare
-from rollcast_demo.config import Event, TrainerConfig
+from rollcast_demo.config import TrainerConfig
 from rollcast_demo.daemon import running_daemon
 from rollcast_demo.errors import DemoError
 from rollcast_demo.launch import run_trainers
@@ -74,12 +74,7 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
             )
         )
         view = stack.enter_context(ProgressView(console, rollouts=len(pairs)))
-
-        def follow(event: Event) -> None:
-            daemon.check()
-            view.trained(event)
-
-        reports = run_trainers(config, on_event=follow)
+        reports = run_trainers(config, on_event=view.trained, watch=daemon.check)
         await_dumps(pairs, daemon, timeout_s=_DUMP_TIMEOUT_S, on_count=view.dumped)
     verdicts = [compare(pair) for pair in pairs]
     print_verdicts(console, verdicts)

@@ -21,6 +21,7 @@ from rollcast_demo.errors import DeadlineExceededError, ProcessFailedError
 from rollcast_demo.layout import WORLD_SIZE
 
 _STOP_GRACE_S = 5.0
+_WATCH_EVERY_S = 1.0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -52,7 +53,12 @@ class _Rank:
     log_path: Path
 
 
-def run_trainers(config: TrainerConfig, *, on_event: Callable[[Event], None] = lambda _event: None) -> list[RunReport]:
+def run_trainers(
+    config: TrainerConfig,
+    *,
+    on_event: Callable[[Event], None] = lambda _event: None,
+    watch: Callable[[], None] = lambda: None,
+) -> list[RunReport]:
     """Train on eight processes and return one report for each layout, in order.
 
     The caller's main module is imported again in each of them, so it needs the usual `if __name__ == "__main__"`.
@@ -60,6 +66,7 @@ def run_trainers(config: TrainerConfig, *, on_event: Callable[[Event], None] = l
     Args:
         config: What to train and where to write.
         on_event: Called with each event, in this process; an exception from it stops the ranks.
+        watch: Called about once a second, in the same way.
 
     Raises:
         ProcessFailedError: A rank failed; the others have been stopped.
@@ -70,8 +77,9 @@ def run_trainers(config: TrainerConfig, *, on_event: Callable[[Event], None] = l
     with _running_ranks(config) as ranks:
         running = {rank.events: rank for rank in ranks}
         while running:
-            ready = wait(list(running), timeout=max(0.0, start + config.timeout_s - time.monotonic()))
-            if not ready:
+            ready = wait(list(running), timeout=_WATCH_EVERY_S)
+            watch()
+            if time.monotonic() > start + config.timeout_s:
                 raise DeadlineExceededError(
                     what="the training",
                     timeout_s=config.timeout_s,
@@ -142,6 +150,7 @@ def _running_ranks(config: TrainerConfig) -> Iterator[list[_Rank]]:
     finally:
         _stop(ranks)
         _stop_shipper(config.spool_dir)
+        meeting_point.unlink(missing_ok=True)
 
 
 def _fork_server() -> ForkServerContext:

@@ -22,7 +22,7 @@ class ProgressView:
         self._console = console
         self._bars = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=12),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TextColumn("{task.fields[note]}"),
@@ -49,20 +49,16 @@ class ProgressView:
         if event.rank != 0:
             return
         if event.kind == "rollout":
-            note = f"{event.run_id} rollout {event.rollout_id}: reward {event.numbers['reward']:.2f}"
-            self._bars.update(self._training, advance=1, note=note)
+            note = f"reward {event.numbers['reward']:.2f}"
+            line = f"{event.run_id} rollout {event.rollout_id}: {note}"
         elif event.kind == "ready":
-            note = f"{event.run_id}: 8 ranks are up"
-            self._bars.update(self._training, note=note)
+            note, line = event.run_id, f"{event.run_id}: 8 ranks are up"
         else:
-            note = f"{event.run_id}: trained, the last rollouts are on their way"
-            self._bars.update(self._training, note=note)
-        self._line(note)
+            note, line = "delivering", f"{event.run_id}: trained, the last rollouts are on their way"
+        self._bars.update(self._training, advance=event.kind == "rollout", note=note)
+        if not self._console.is_terminal:
+            self._console.print(line, highlight=False)
 
     def dumped(self, count: int) -> None:
         """Show that so many dumps are there."""
         self._bars.update(self._dumps, completed=count)
-
-    def _line(self, text: str) -> None:
-        if not self._console.is_terminal:
-            self._console.print(text, highlight=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from statistics import median
 
 from rich import box
@@ -14,22 +15,18 @@ from rollcast_demo.launch import RunReport
 
 
 def print_verdicts(console: Console, verdicts: list[Verdict]) -> None:
-    """Print one row for each rollout, and after it the differences, if there are any."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("run", no_wrap=True)
-    for name in ("rollout", "samples", "parts", "raw", "wire", "|d|", "k3", "reward"):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    previous = None
-    for verdict in verdicts:
-        if previous not in {None, verdict.pair.run_id}:
-            table.add_section()
-        previous = verdict.pair.run_id
-        table.add_row(*_cells(verdict))
-    console.print(table)
+    """Print a table for each run with one row for each rollout, then the differences, if there are any."""
+    for run_id, of_run in groupby(verdicts, key=lambda verdict: verdict.pair.run_id):
+        table = Table(title=run_id, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for name in ("rollout", "samples", "parts", "raw", "wire", "|d|", "k3", "reward"):
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("verdict", no_wrap=True)
+        for verdict in of_run:
+            table.add_row(*_cells(verdict))
+        console.print(table)
     console.print(
-        "raw and wire: bytes of the tensors and of the Kafka records. These samples are some 20 tokens long, so names "
-        "and framing outweigh the tensors.",
+        "raw and wire: bytes of the tensors and of the Kafka records. These samples are some 20 tokens long, so "
+        "names and framing outweigh the tensors.",
         "|d| and k3: mean over tokens; reward: mean over rollouts.",
         sep="\n",
         style="dim",
@@ -40,17 +37,17 @@ def print_verdicts(console: Console, verdicts: list[Verdict]) -> None:
     for verdict in verdicts:
         for difference in verdict.differences:
             where = f"{verdict.pair.run_id} rollout {verdict.pair.rollout_id}"
-            console.print(f"{where}: {difference}", style="red", markup=False, highlight=False)
+            console.print(f"{where}: {difference}", style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def _cells(verdict: Verdict) -> list[str]:
-    first = [verdict.pair.run_id, str(verdict.pair.rollout_id)]
+    rollout = str(verdict.pair.rollout_id)
     manifest = verdict.manifest
     if manifest is None:
-        return [*first, *[""] * 7, "[red]missing"]
+        return [rollout, *[""] * 7, "[red]missing"]
     metrics = {metric.name: metric for metric in manifest.metrics}
     return [
-        *first,
+        rollout,
         str(manifest.samples),
         str(manifest.parts),
         decimal(manifest.raw_bytes),
@@ -58,7 +55,7 @@ def _cells(verdict: Verdict) -> list[str]:
         _number(metrics["train_rollout_logprob_abs_diff"].per_token_mean, ".5f"),
         _number(metrics["k3_kl"].per_token_mean, ".2e"),
         _number(metrics["reward"].per_rollout_mean, ".3f"),
-        "[red]different" if verdict.differences else "[green]equal",
+        "[red]differs" if verdict.differences else "[green]equal",
     ]
 
 
@@ -88,4 +85,4 @@ def print_stalls(console: Console, reports: list[RunReport]) -> None:
             soft_wrap=True,
         )
         for problem in report.problems:
-            console.print(f"  {problem}", style="red", markup=False, highlight=False)
+            console.print(f"  {problem}", style="red", markup=False, highlight=False, soft_wrap=True)

@@ -23,34 +23,37 @@ async def prepare_topics(config: ConsumeConfig) -> None:
     try:
         async with asyncio.timeout(config.connect_timeout_s):
             while True:
-                admin = _admin(config)
                 try:
-                    await admin.start()
-                    await _ensure_topics(admin, config)
+                    admin = await _connect(config)
+                    try:
+                        return await _ensure_topics(admin, config)
+                    finally:
+                        await admin.close()
                 except (KafkaError, OSError) as exc:
                     if isinstance(exc, KafkaError) and not exc.retriable:
                         raise TopicsError(f"the topics could not be prepared: {exc!r}") from exc
                     problem = exc
-                else:
-                    return
-                finally:
-                    await admin.close()
                 await asyncio.sleep(_RETRY_AFTER_S)
     except TimeoutError as exc:
         raise BrokerUnreachableError(config.bootstrap_servers, config.connect_timeout_s, problem) from exc
 
 
-def _admin(config: ConsumeConfig) -> Any:
+async def _connect(config: ConsumeConfig) -> Any:
+    admin = AIOKafkaAdminClient(
+        bootstrap_servers=config.bootstrap_servers,
+        client_id="rollcast-consume",
+        request_timeout_ms=int(config.connect_timeout_s * 1000),
+    )
     try:
-        return AIOKafkaAdminClient(
-            bootstrap_servers=config.bootstrap_servers,
-            client_id="rollcast-consume",
-            request_timeout_ms=int(config.connect_timeout_s * 1000),
-        )
+        await admin.start()
     except ValueError as exc:
         raise ConsumeConfigError(
             f"bootstrap_servers is {config.bootstrap_servers!r}: {exc}; it needs host:port, comma-separated"
         ) from exc
+    except BaseException:
+        await admin.close()
+        raise
+    return admin
 
 
 async def _ensure_topics(admin: Any, config: ConsumeConfig) -> None:

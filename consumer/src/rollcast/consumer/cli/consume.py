@@ -3,12 +3,17 @@
 import asyncio
 import logging
 import signal
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from rollcast.consumer.config import ConsumeConfig
 from rollcast.schemas import Topics
+
+if TYPE_CHECKING:
+    from rollcast.consumer.daemon import Daemon
+
+_REPEAT_AFTER_S = 60.0
 
 
 def consume(
@@ -71,7 +76,11 @@ async def _serve(config: ConsumeConfig) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
-    await daemon.run()
+    trouble = asyncio.create_task(_show_kafka_trouble(daemon))
+    try:
+        await daemon.run()
+    finally:
+        trouble.cancel()
 
 
 def _configure_logging(level: str) -> None:
@@ -80,5 +89,30 @@ def _configure_logging(level: str) -> None:
         raise typer.BadParameter(f"{level!r} is not a log level; use debug, info, warning or error")
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("rollcast").setLevel(levels[level.upper()])
-    # It reports each refused connection as an error, although both of us go on trying and say so.
+    # Until a broker has answered, its refusals are told in one sentence at the end.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+
+
+async def _show_kafka_trouble(daemon: "Daemon") -> None:
+    await daemon.ready.wait()
+    logging.getLogger("aiokafka").setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(_OncePerMinute())
+
+
+class _OncePerMinute(logging.Filter):
+    """Shows a message of aiokafka once a minute: while a broker is down it repeats several in each second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._shown: dict[str, float] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Returns whether the record is shown."""
+        if not record.name.startswith("aiokafka"):
+            return True
+        last = self._shown.get(record.msg)
+        if last is not None and record.created - last < _REPEAT_AFTER_S:
+            return False
+        self._shown[record.msg] = record.created
+        return True

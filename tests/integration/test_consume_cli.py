@@ -1,0 +1,191 @@
+"""The `rollcast` command: one sentence for each trouble, and what a person sees."""
+
+import asyncio
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from aiokafka import AIOKafkaProducer
+
+from fixtures.frames import ShardSource, frames_of
+from fixtures.topic import read_until
+from rollcast.consumer.broker import Broker
+from rollcast.consumer.cli import main
+from rollcast.schemas import build_dump_payload, record_key
+
+NOBODY = "127.0.0.1:9"
+
+
+def shard(value: float = 0.5) -> ShardSource:
+    return ShardSource(
+        rank=2,
+        data_parallel_rank=0,
+        rollout_data={
+            "response_lengths": [2, 3],
+            "log_probs": [torch.tensor([value, 1.0]), torch.tensor([0.0, 1.0, 2.0])],
+            "rewards": [1.0, None],
+            "partition": [0, 1],
+        },
+    )
+
+
+def dump_file(path: Path, value: float = 0.5) -> str:
+    shard_of = {"rank": 2, "data_parallel_rank": 0, "rollout_data": dict(shard(value).rollout_data)}
+    torch.save(build_dump_payload([shard_of], rollout_id=4, writer_rank=2), path)
+    return str(path)
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
+    """Runs `rollcast ARGUMENTS` in this process and returns its exit status."""
+    monkeypatch.setattr(sys, "argv", ["rollcast", *arguments])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    return int(exit_.value.code or 0)
+
+
+def one_sentence(capsys: pytest.CaptureFixture[str]) -> str:
+    printed = capsys.readouterr()
+    assert printed.err.count("\n") == 1, printed.err
+    return printed.err
+
+
+def test_equal_dumps_have_no_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = dump_file(tmp_path / "a.pt"), dump_file(tmp_path / "b.pt")
+
+    assert command(monkeypatch, "diff", a, b) == 0
+    assert capsys.readouterr().out == "equal: 2 samples\n"
+
+
+def test_different_dumps_are_told_by_sample_and_field(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, b = dump_file(tmp_path / "a.pt"), dump_file(tmp_path / "b.pt", 0.75)
+
+    assert command(monkeypatch, "diff", a, b) == 1
+    assert "samples[0] log_probs: 1 of 2 elements differ, first at [0]: 0.5 against 0.75" in capsys.readouterr().out
+    assert command(monkeypatch, "diff", a, b, "--atol", "0.3") == 0
+
+
+def test_inspect_shows_rollout_columns_and_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+
+    assert command(monkeypatch, "inspect", dump_file(tmp_path / "a.pt")) == 0
+
+    shown = capsys.readouterr().out
+    for expected in ("log_probs", "torch.float32", "[2]", "[3]", "data_parallel_rank", "No manifest beside it."):
+        assert expected in shown
+
+
+@pytest.mark.parametrize("content", [None, b"", b"garbage", b"PK\x03\x04 cut"])
+@pytest.mark.parametrize("subcommand", [("inspect",), ("diff", "{file}")])
+def test_a_file_that_is_no_dump_is_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    content: bytes | None,
+    subcommand: Sequence[str],
+) -> None:
+    path = tmp_path / "bad.pt"
+    if content is not None:
+        path.write_bytes(content)
+
+    assert command(monkeypatch, *(part.format(file=path) for part in subcommand), str(path)) == 2
+    assert f"{path} cannot be read as a dump" in one_sentence(capsys)
+
+
+def test_a_torch_file_of_something_else_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.save([1, 2], tmp_path / "list.pt")
+
+    assert command(monkeypatch, "inspect", str(tmp_path / "list.pt")) == 2
+    assert "no v2 dump" in one_sentence(capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--bootstrap", NOBODY, "--dump-path", "{run_id}.pt"], "has no {rollout_id}"),
+        (["--bootstrap", NOBODY, "--dump-path", "{rollout_id}.pt"], "has no {run_id}"),
+        (["--bootstrap", "a:b", "--dump-path", "{tmp}/{run_id}/{rollout_id}.pt"], "bootstrap_servers is 'a:b'"),
+        (["--bootstrap", NOBODY, "--dump-path", "/proc/none/{run_id}/{rollout_id}.pt"], "dumps cannot be kept at"),
+        (
+            ["--bootstrap", NOBODY, "--dump-path", "{tmp}/{run_id}/{rollout_id}.pt"],
+            f"no Kafka broker answers at {NOBODY}",
+        ),
+        (
+            ["--bootstrap", NOBODY, "--dump-path", "{run_id}/{rollout_id}.pt", "--topic-prefix", "a b"],
+            "topic prefix 'a b'",
+        ),
+        (
+            ["--bootstrap", NOBODY, "--dump-path", "{run_id}/{rollout_id}.pt", "--incomplete-after-s", "0"],
+            "incomplete_after_s",
+        ),
+    ],
+)
+def test_what_cannot_work_is_one_sentence_at_the_start(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: Sequence[str],
+    sentence: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
+
+    assert command(monkeypatch, "consume", "--connect-timeout-s", "1", *given) == 2
+    assert sentence in one_sentence(capsys)
+
+
+def test_missing_topics_that_may_not_be_created_are_one_sentence(
+    broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefix = f"test-{uuid.uuid4().hex[:12]}"
+    arguments = ["--bootstrap", broker.bootstrap_servers, "--dump-path", f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt"]
+
+    assert command(monkeypatch, "consume", *arguments, "--no-create-topics", "--topic-prefix", prefix) == 2
+    assert f"topics {prefix}.records, {prefix}.metrics" in one_sentence(capsys)
+
+
+async def test_the_daemon_in_its_own_process_writes_a_dump_and_stops_on_sigterm(broker: Broker, tmp_path: Path) -> None:
+    prefix = f"test-{uuid.uuid4().hex[:12]}"
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "rollcast.consumer.cli", "consume"),
+        *("--dump-path", f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt"),
+        *("--topic-prefix", prefix, "--group", prefix),
+        env={**os.environ, "ROLLCAST_BOOTSTRAP_SERVERS": broker.bootstrap_servers},
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stderr is not None
+        while b"assigned partitions" not in (line := await process.stderr.readline()):
+            assert line, "the daemon ended"
+        producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers)
+        await producer.start()
+        for frame in frames_of("../../etc/x", 1, 4, [shard()]):
+            await producer.send(f"{prefix}.records", frame, key=record_key("../../etc/x", 4))
+        await producer.stop()
+        await read_until(broker.bootstrap_servers, f"{prefix}.dumps", lambda events: len(events) == 1)
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            log = (await process.communicate())[1].decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+    assert process.returncode == 0
+    assert "2 samples in 3 parts" in log
+    assert "SIGTERM: stopping" in log
+    (dump,) = tmp_path.rglob("*.pt")
+    assert dump.parent.parent == tmp_path
+    assert torch.load(dump, weights_only=True)["rollout_id"] == 4

@@ -1,0 +1,407 @@
+"""The daemon on a real Kafka: records in any order become verified dumps, whatever else is on the topic."""
+
+import asyncio
+import hashlib
+import random
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, RecordsToDelete
+
+from fixtures.frames import ShardSource, direct_shards, events_of, frames_of
+from fixtures.topic import read_until
+from rollcast.consumer import ConsumeConfig, Daemon, LocalDumpStore, differences
+from rollcast.consumer.broker import Broker, JvmBroker
+from rollcast.consumer.dump_file import load_dump
+from rollcast.consumer.store import Dump, PublishedDump
+from rollcast.consumer.topics import prepare_topics
+from rollcast.schemas import (
+    DeadLetter,
+    DpShard,
+    DumpCompleted,
+    Event,
+    MetricPoint,
+    SamplePart,
+    Topics,
+    build_dump_payload,
+    encode,
+    record_key,
+)
+
+PART_BYTES = 32 * 1024
+
+
+def shards(seed: int, *, shard_count: int = 2, samples: int = 3, tokens: int = 4000) -> list[ShardSource]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def per_token(lengths: Sequence[int], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+        return [(0.1 * torch.randn(length, generator=generator)).to(dtype) for length in lengths]
+
+    made = []
+    for rank in range(shard_count):
+        lengths = [tokens + 7 * index for index in range(samples)]
+        made.append(
+            ShardSource(
+                rank=4 * rank + 3,
+                data_parallel_rank=rank,
+                rollout_data={
+                    "tokens": [torch.arange(length + 5) for length in lengths],
+                    "response_lengths": lengths,
+                    "loss_masks": [torch.ones(length, dtype=torch.int32) for length in lengths],
+                    "log_probs": per_token(lengths),
+                    "rollout_log_probs": per_token(lengths, torch.bfloat16),
+                    "rewards": [float(index) for index in range(samples)],
+                    "partition": [shard_count * index + rank for index in range(samples)],
+                    "raw_reward": [1.0, 2.0],
+                    "extra": [{"seen": (seed, rank)}] * samples,
+                },
+            )
+        )
+    return made
+
+
+@dataclass(kw_only=True)
+class Installation:
+    """Topics of a test's own, and a folder for its dumps."""
+
+    config: ConsumeConfig
+    folder: Path
+
+    @property
+    def topics(self) -> Topics:
+        return self.config.topics
+
+    async def send(self, frames: Iterable[tuple[bytes | None, bytes | None]]) -> None:
+        producer = AIOKafkaProducer(bootstrap_servers=self.config.bootstrap_servers, acks="all")
+        await producer.start()
+        try:
+            for key, frame in frames:
+                await producer.send(self.topics.records, frame, key=key)
+        finally:
+            await producer.stop()
+
+    async def dumps(self, count: int) -> list[DumpCompleted]:
+        events = await self._read(self.topics.dumps, count)
+        return [event for event in events if isinstance(event, DumpCompleted)]
+
+    async def dead_letters(self, count: int) -> list[DeadLetter]:
+        events = await self._read(self.topics.dead_letters, count)
+        return [event for event in events if isinstance(event, DeadLetter)]
+
+    async def metrics(self, count: int) -> list[MetricPoint]:
+        events = await self._read(self.topics.metrics, count)
+        return [event for event in events if isinstance(event, MetricPoint)]
+
+    async def _read(self, topic: str, count: int) -> list[Event]:
+        return await read_until(self.config.bootstrap_servers, topic, lambda events: len(events) >= count)
+
+    def check(self, run_id: str, rollout_id: int, sources: Sequence[ShardSource]) -> None:
+        """The dump equals the direct payload."""
+        direct = build_dump_payload(direct_shards(sources), rollout_id=rollout_id, writer_rank=3)
+        assert differences(load_dump(self.folder / run_id / f"{rollout_id}.pt"), direct) == []
+
+    def digests(self) -> dict[str, str]:
+        return {
+            str(path.relative_to(self.folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(self.folder.rglob("*"))
+            if path.is_file()
+        }
+
+
+def installation(bootstrap_servers: str, folder: Path) -> Installation:
+    name = f"test-{uuid.uuid4().hex[:12]}"
+    config = ConsumeConfig(
+        bootstrap_servers=bootstrap_servers,
+        dump_path=f"{folder}/{{run_id}}/{{rollout_id}}.pt",
+        topics=Topics(name),
+        group_id=name,
+        partitions=2,
+        session_timeout_ms=6000,
+        metadata_max_age_ms=1000,
+    )
+    return Installation(config=config, folder=folder)
+
+
+@pytest.fixture
+async def installed(broker: Broker, tmp_path: Path) -> Installation:
+    made = installation(broker.bootstrap_servers, tmp_path)
+    await prepare_topics(made.config)
+    return made
+
+
+@asynccontextmanager
+async def running(config: ConsumeConfig, store: LocalDumpStore | None = None) -> AsyncIterator[Daemon]:
+    """A daemon that is in its group, and shut down at the end."""
+    daemon = Daemon(config, store=store)
+    task = asyncio.create_task(daemon.run())
+    ready = asyncio.create_task(daemon.ready.wait())
+    try:
+        await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
+        assert not task.done(), task.result()
+        yield daemon
+    finally:
+        ready.cancel()
+        daemon.shutdown()
+        await task
+
+
+def keyed(run_id: str, rollout_id: int, frames: Iterable[bytes]) -> list[tuple[bytes | None, bytes | None]]:
+    return [(record_key(run_id, rollout_id), frame) for frame in frames]
+
+
+def shuffled(seed: int, frames: list[Any]) -> list[Any]:
+    random.Random(seed).shuffle(frames)  # noqa: S311 - not for secrets
+    return frames
+
+
+async def test_shuffled_repeated_and_polluted_records_become_the_direct_dumps(installed: Installation) -> None:
+    wanted = {("a", 1): shards(1), ("a", 2): shards(2), ("b", 1): shards(3, shard_count=1)}
+    frames: list[tuple[bytes | None, bytes | None]] = []
+    for (run_id, rollout_id), sources in wanted.items():
+        made = frames_of(run_id, 5, rollout_id, sources, max_part_bytes=PART_BYTES)
+        frames += keyed(run_id, rollout_id, made + made[::3])
+    a_frame = frames[0][1]
+    assert a_frame is not None
+    letter = DeadLetter(topic="t", partition=0, offset=0, reason="r", key=None, value=b"", value_bytes=0, seen_at_ms=0)
+    garbage = [b"garbage", None, a_frame + b"JUNK", a_frame[:-3], b"\xc3\x01" + b"\0" * 8, encode(letter)]
+    frames += [(b"x", value) for value in garbage]
+    frames = shuffled(7, frames)
+
+    async with running(installed.config) as daemon:
+        await installed.send(frames)
+        announced = await installed.dumps(len(wanted))
+        dead = await installed.dead_letters(len(garbage))
+        points = await installed.metrics(6 * len(wanted))
+
+    assert {(dump.run_id, dump.rollout_id) for dump in announced} == wanted.keys()
+    assert all(dump.complete and dump.attempt == 5 for dump in announced)
+    for (run_id, rollout_id), sources in wanted.items():
+        installed.check(run_id, rollout_id, sources)
+    assert sorted(letter.value for letter in dead) == sorted(value or b"" for value in garbage)
+    assert all(letter.reason and letter.topic == installed.topics.records for letter in dead)
+    reward = next(point for point in points if (point.run_id, point.rollout_id, point.name) == ("a", 1, "reward"))
+    assert (reward.per_rollout_mean, reward.token_count) == (1.0, 6)
+    assert daemon.stats.records == len(frames)
+    assert daemon.stats.dumps == len(wanted)
+
+
+async def test_after_a_restart_nothing_changes_and_everything_is_committed(installed: Installation) -> None:
+    frames = keyed("run", 1, frames_of("run", 1, 1, shards(1), max_part_bytes=PART_BYTES))
+    async with running(installed.config):
+        await installed.send(frames)
+        await installed.dumps(1)
+    before = installed.digests()
+
+    async with running(installed.config) as daemon:
+        await installed.send(frames[:2])
+        await _until(lambda: daemon.stats.duplicates == 2)
+        assert daemon.stats.records == 2
+
+    assert installed.digests() == before
+
+
+async def test_whoever_reads_everything_again_recognises_what_is_published(installed: Installation) -> None:
+    frames = keyed("run", 1, frames_of("run", 1, 1, shards(1), max_part_bytes=PART_BYTES))
+    async with running(installed.config):
+        await installed.send(frames)
+        (first,) = await installed.dumps(1)
+    before = installed.digests()
+
+    async with running(replace(installed.config, group_id=f"{installed.config.group_id}-again")) as daemon:
+        again = await installed.dumps(2)
+
+    assert again == [first, first]
+    assert daemon.stats.already_published == 1
+    assert daemon.stats.dumps == 0
+    assert installed.digests() == before
+
+
+async def _until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
+    async with asyncio.timeout(timeout_s):
+        while not condition():  # noqa: ASYNC110 - counters have no event
+            await asyncio.sleep(0.05)
+
+
+async def test_a_resumed_run_replaces_a_rollout_and_keeps_the_old_dump(installed: Installation) -> None:
+    async with running(installed.config) as daemon:
+        await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
+        await installed.dumps(1)
+        await installed.send(keyed("run", 1, frames_of("run", 2, 1, shards(2))))
+        announced = await installed.dumps(2)
+        await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))[:1]))
+        await _until(lambda: daemon.stats.stale == 1)
+
+    assert [dump.attempt for dump in announced] == [1, 2]
+    installed.check("run", 1, shards(2))
+    assert (installed.folder / "run" / "1.attempt-1.pt").exists()
+
+
+async def test_what_stays_incomplete_is_written_as_such_with_what_is_missing(installed: Installation) -> None:
+    config = replace(installed.config, incomplete_after_s=0.5)
+    events = [
+        event
+        for event in events_of("run", 1, 1, shards(1))
+        if not (isinstance(event, SamplePart) and (event.data_parallel_rank, event.slot) == (1, 2))
+    ]
+    async with running(config) as daemon:
+        await installed.send(keyed("run", 1, map(encode, events)))
+        (announced,) = await installed.dumps(1)
+        await _until(lambda: daemon.stats.incomplete_dumps == 1)
+
+    assert not announced.complete
+    assert announced.sample_count == 5
+    path = Path(announced.path)
+    assert path.name == "1.incomplete.pt"
+    assert len(load_dump(path)["samples"]) == 5
+
+
+async def test_a_slot_with_wrong_content_is_a_dead_letter_and_the_right_one_still_completes(
+    installed: Installation,
+) -> None:
+    events = list(events_of("run", 1, 1, shards(1)))
+    at = next(index for index, event in enumerate(events) if isinstance(event, SamplePart) and event.slot == 1)
+    right, other = events[at], events[at - 1]
+    assert isinstance(right, SamplePart)
+    assert isinstance(other, SamplePart)
+    wrong = replace(right, columns=other.columns)
+
+    async with running(installed.config):
+        await installed.send(keyed("run", 1, [encode(wrong), *(encode(event) for event in events if event != right)]))
+        (dead,) = await installed.dead_letters(1)
+        await installed.send(keyed("run", 1, [encode(right)]))
+        (announced,) = await installed.dumps(1)
+
+    assert dead.value == encode(wrong)
+    assert "digest" in dead.reason
+    assert announced.complete
+    installed.check("run", 1, shards(1))
+
+
+async def test_a_dropped_rollout_moves_the_offset_and_makes_no_dump(installed: Installation) -> None:
+    shard = next(event for event in events_of("run", 1, 1, shards(1)) if isinstance(event, DpShard))
+    dropped = replace(shard, dropped_reason="spool full", slot_digests=(), part_counts=())
+    async with running(installed.config) as daemon:
+        await installed.send(keyed("run", 1, [encode(dropped)]))
+        await _until(lambda: daemon.stats.dropped == 1)
+    async with running(installed.config) as daemon:
+        await installed.send(keyed("run", 2, frames_of("run", 1, 2, shards(2))))
+        await installed.dumps(1)
+        assert daemon.stats.dropped == 0
+
+    assert [path.name for path in (installed.folder / "run").glob("*.pt")] == ["2.pt"]
+
+
+class FailingStore(LocalDumpStore):
+    """A store whose disk is full the first two times."""
+
+    def __init__(self, template: str) -> None:
+        super().__init__(template)
+        self.failures_left = 2
+
+    def publish(self, dump: Dump) -> PublishedDump:
+        if self.failures_left:
+            self.failures_left -= 1
+            raise OSError(28, "No space left on device")
+        return super().publish(dump)
+
+
+async def test_a_full_disk_is_waited_for(installed: Installation) -> None:
+    async with running(installed.config, FailingStore(installed.config.dump_path)) as daemon:
+        await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
+        await installed.dumps(1)
+
+    assert daemon.stats.retries == 2
+    installed.check("run", 1, shards(1))
+
+
+class FullStore(LocalDumpStore):
+    """A store whose disk is full for ever."""
+
+    def publish(self, dump: Dump) -> PublishedDump:
+        raise OSError(28, "No space left on device")
+
+
+async def test_shutdown_while_the_disk_is_full_leaves_the_rollout_for_the_next_start(installed: Installation) -> None:
+    async with running(installed.config, FullStore(installed.config.dump_path)) as daemon:
+        await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
+        await _until(lambda: daemon.stats.retries >= 1)
+
+    async with running(installed.config):
+        await installed.dumps(1)
+    installed.check("run", 1, shards(1))
+
+
+async def test_records_in_added_partitions_are_read(installed: Installation) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=installed.config.bootstrap_servers)
+    await admin.start()
+    try:
+        async with running(installed.config) as daemon:
+            await admin.create_partitions({installed.topics.records: NewPartitions(total_count=8)})
+            for rollout_id in range(8):
+                await installed.send(keyed("run", rollout_id, frames_of("run", 1, rollout_id, shards(rollout_id))))
+            await installed.dumps(8)
+    finally:
+        await admin.close()
+
+    assert daemon.stats.dumps == 8
+
+
+async def test_two_members_share_the_work_and_every_dump_is_right(installed: Installation) -> None:
+    async with running(installed.config), running(installed.config):
+        for rollout_id in range(8):
+            await installed.send(keyed("run", rollout_id, frames_of("run", 1, rollout_id, shards(rollout_id))))
+        announced = await installed.dumps(8)
+
+    assert {dump.rollout_id for dump in announced} == set(range(8))
+    for rollout_id in range(8):
+        installed.check("run", rollout_id, shards(rollout_id))
+
+
+async def test_a_committed_offset_that_the_broker_has_deleted_does_not_stop_the_rest(installed: Installation) -> None:
+    async with running(installed.config):
+        await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
+        await installed.dumps(1)
+    await installed.send(keyed("run", 1, [b"deleted before it was read"] * 5))
+    admin = AIOKafkaAdminClient(bootstrap_servers=installed.config.bootstrap_servers)
+    await admin.start()
+    try:
+        for partition in range(installed.config.partitions):
+            everything = RecordsToDelete(before_offset=-1)
+            await admin.delete_records({TopicPartition(installed.topics.records, partition): everything})
+    finally:
+        await admin.close()
+
+    async with running(installed.config) as daemon:
+        await installed.send(keyed("run", 1, frames_of("run", 2, 1, shards(2))))
+        await installed.dumps(2)
+
+    assert daemon.stats.dead_letters.total() == 0
+    installed.check("run", 1, shards(2))
+
+
+async def test_a_broker_that_is_killed_and_comes_back_costs_nothing(own_broker: JvmBroker, tmp_path: Path) -> None:
+    made = installation(own_broker.bootstrap_servers, tmp_path)
+    frames = keyed("run", 1, frames_of("run", 1, 1, shards(1), max_part_bytes=PART_BYTES))
+    async with running(made.config):
+        await made.send(frames[:5])
+        await asyncio.to_thread(own_broker.kill)
+        await asyncio.to_thread(own_broker.start)
+        await made.send(frames[5:])
+        await made.dumps(1)
+    made.check("run", 1, shards(1))
+
+
+async def test_shutdown_before_the_start_ends_the_run_at_once(tmp_path: Path) -> None:
+    daemon = Daemon(installation("127.0.0.1:1", tmp_path).config)
+    daemon.shutdown()
+    daemon.shutdown()
+
+    async with asyncio.timeout(5):
+        await daemon.run()

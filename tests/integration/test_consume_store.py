@@ -1,0 +1,266 @@
+"""Dumps in local folders: whole or absent, newer replaces older, incomplete never replaces complete."""
+
+import errno
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+import torch
+
+from rollcast.consumer.metrics import compute_metrics
+from rollcast.consumer.rollout import Missing, OffsetSpan, Rollout, RolloutId
+from rollcast.consumer.store import Dump, LocalDumpStore, Manifest
+from rollcast.consumer.store.files import HashingWriter, sweep, temporary_beside
+from rollcast.consumer.store.manifest import read_manifest
+
+NOTHING = Missing()
+MISSING = Missing(slots=((0, (1,)),))
+
+
+def dump(rollout_id: int = 7, *, attempt: int = 1, samples: int = 2, missing: Missing = NOTHING) -> Dump:
+    rollout = Rollout(
+        id=RolloutId("run", attempt, rollout_id),
+        spans=(OffsetSpan(2, 10, 20),),
+        shards=(),
+        missing=missing,
+        duplicates=3,
+        wire_bytes=50,
+    )
+    payload: dict[str, Any] = {
+        "format_version": 2,
+        "rollout_id": rollout_id,
+        "samples": [{"entropy": torch.tensor([float("nan"), float(attempt)])} for _ in range(samples)],
+        "dp_shards": [{}],
+    }
+    return Dump(rollout=rollout, payload=payload, missing=missing, metrics=compute_metrics(payload["samples"]))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalDumpStore:
+    made = LocalDumpStore(f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt")
+    made.open()
+    return made
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_a_dump_is_published_with_its_manifest(store: LocalDumpStore, tmp_path: Path) -> None:
+    assert store.published("run", 7) is None
+
+    published = store.publish(dump())
+
+    assert published.path == tmp_path / "run" / "7.pt"
+    assert names(tmp_path / "run") == ["7.pt", "7.pt.manifest.json"]
+    assert published.manifest.sha256 == hashlib.sha256(published.path.read_bytes()).hexdigest()
+    assert published.manifest.file_bytes == published.path.stat().st_size
+    assert len(torch.load(published.path, weights_only=True)["samples"]) == 2
+    assert store.published("run", 7) == published
+    content = json.loads((tmp_path / "run" / "7.pt.manifest.json").read_text(), parse_constant=pytest.fail)
+    assert content["complete"] is True
+    assert content["offsets"] == {"2": [10, 20]}
+    assert content["metrics"]["entropy"]["non_finite_count"] == 2
+
+
+def test_the_same_payload_gives_the_same_file(store: LocalDumpStore) -> None:
+    assert store.publish(dump(7)).manifest.sha256 == store.publish(dump(7)).manifest.sha256
+    first, second = dump(8), dump(9)
+    second.payload["rollout_id"] = 8
+    assert store.publish(first).manifest.sha256 == store.publish(second).manifest.sha256
+
+
+def test_the_mode_of_a_dump_follows_the_umask(store: LocalDumpStore) -> None:
+    before = os.umask(0o027)
+    try:
+        path = store.publish(dump()).path
+    finally:
+        os.umask(before)
+    assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_newer_attempt_replaces_and_the_older_dump_is_kept_aside(store: LocalDumpStore, tmp_path: Path) -> None:
+    old = store.publish(dump(attempt=1))
+
+    new = store.publish(dump(attempt=3))
+
+    assert names(tmp_path / "run") == [
+        "7.attempt-1.pt",
+        "7.attempt-1.pt.manifest.json",
+        "7.pt",
+        "7.pt.manifest.json",
+    ]
+    assert read_manifest(tmp_path / "run" / "7.attempt-1.pt") == old.manifest
+    aside = tmp_path / "run" / "7.attempt-1.pt"
+    assert hashlib.sha256(aside.read_bytes()).hexdigest() == old.manifest.sha256
+    assert store.published("run", 7) == new
+
+
+def test_an_older_or_equal_attempt_changes_nothing(store: LocalDumpStore, tmp_path: Path) -> None:
+    new = store.publish(dump(attempt=3))
+    before = new.path.stat()
+
+    assert store.publish(dump(attempt=1)) == new
+    assert store.publish(dump(attempt=3)) == new
+    assert new.path.stat() == before
+    assert names(tmp_path / "run") == ["7.pt", "7.pt.manifest.json"]
+
+
+def test_a_reader_of_the_old_dump_keeps_it(store: LocalDumpStore) -> None:
+    path = store.publish(dump(attempt=1)).path
+    mapped = torch.load(path, weights_only=True, mmap=True)
+
+    store.publish(dump(attempt=2))
+
+    assert mapped["samples"][0]["entropy"][1] == 1.0
+
+
+def test_an_incomplete_dump_has_a_name_of_its_own_and_goes_when_the_complete_one_has_come(
+    store: LocalDumpStore, tmp_path: Path
+) -> None:
+    incomplete = store.publish(dump(missing=MISSING))
+    assert names(tmp_path / "run") == ["7.incomplete.pt", "7.incomplete.pt.manifest.json"]
+    assert incomplete.manifest.missing == MISSING
+    assert read_manifest(incomplete.path) == incomplete.manifest
+    assert store.published("run", 7) is None
+
+    store.publish(dump())
+
+    assert names(tmp_path / "run") == ["7.pt", "7.pt.manifest.json"]
+
+
+def test_an_incomplete_dump_never_replaces_a_complete_one(store: LocalDumpStore, tmp_path: Path) -> None:
+    complete = store.publish(dump(attempt=1))
+
+    assert store.publish(dump(attempt=1, missing=MISSING)) == complete
+    store.publish(dump(attempt=2, missing=MISSING))
+
+    assert store.published("run", 7) == complete
+    assert "7.incomplete.pt" in names(tmp_path / "run")
+
+
+def test_an_incomplete_dump_is_replaced_only_by_one_with_more(store: LocalDumpStore) -> None:
+    store.publish(dump(samples=2, missing=MISSING))
+
+    assert store.publish(dump(samples=1, missing=MISSING)).manifest.samples == 2
+    assert store.publish(dump(samples=3, missing=MISSING)).manifest.samples == 3
+
+
+@pytest.mark.parametrize("manifest", [None, "", "{", "[]", '{"format": "other"}', '{"format": "rollcast.manifest/1"}'])
+def test_a_dump_without_a_usable_manifest_is_not_published_and_is_written_again(
+    store: LocalDumpStore, tmp_path: Path, manifest: str | None
+) -> None:
+    store.publish(dump())
+    path = tmp_path / "run" / "7.pt.manifest.json"
+    path.unlink()
+    if manifest is not None:
+        path.write_text(manifest)
+
+    assert store.published("run", 7) is None
+    store.publish(dump())
+    assert store.published("run", 7) is not None
+
+
+def test_a_crash_between_a_newer_dump_and_its_manifest_keeps_the_right_one_aside(
+    store: LocalDumpStore, tmp_path: Path
+) -> None:
+    old = store.publish(dump(attempt=1))
+    manifest_before = (tmp_path / "run" / "7.pt.manifest.json").read_text()
+    store.publish(dump(attempt=2))
+    (tmp_path / "run" / "7.pt.manifest.json").write_text(manifest_before)
+
+    published = store.published("run", 7)
+    assert published is not None
+    assert published.manifest.id.attempt == 1
+    store.publish(dump(attempt=2))
+
+    aside = (tmp_path / "run" / "7.attempt-1.pt").read_bytes()
+    assert hashlib.sha256(aside).hexdigest() == old.manifest.sha256
+    republished = store.published("run", 7)
+    assert republished is not None
+    assert republished.manifest.id.attempt == 2
+
+
+def test_manifests_survive_the_round_trip(store: LocalDumpStore) -> None:
+    for manifest in (store.publish(dump(1)).manifest, store.publish(dump(2, missing=MISSING)).manifest):
+        assert Manifest.from_json(manifest.to_json()) == manifest
+
+
+class FullDisk:
+    """A file that takes so many bytes and then no more."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+
+    def write(self, data: Any) -> int:
+        self.room -= len(data)
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return len(data)
+
+    def flush(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("room", [0, 100, 700, 1500])
+def test_a_full_disk_is_reported_as_such_wherever_it_strikes(
+    store: LocalDumpStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    before = store.publish(dump(attempt=1))
+
+    def on_a_full_disk(file: IO[bytes]) -> HashingWriter:
+        return HashingWriter(FullDisk(room))  # type: ignore[arg-type]  # write() and flush() are all it needs
+
+    with monkeypatch.context() as patch:
+        patch.setattr("rollcast.consumer.store.local.HashingWriter", on_a_full_disk)
+        with pytest.raises(OSError, match="No space left") as caught:
+            store.publish(dump(attempt=2))
+
+    assert caught.value.errno == errno.ENOSPC
+    assert names(tmp_path / "run") == ["7.pt", "7.pt.manifest.json"]
+    assert store.published("run", 7) == before
+
+
+def test_temporary_files_of_dead_writers_are_swept_and_those_of_living_ones_kept(tmp_path: Path) -> None:
+    store = LocalDumpStore(f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt")
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / ".7.pt.0123.rollcast.tmp").touch()
+    (folder / ".strange.tmp").touch()
+
+    with temporary_beside(folder / "8.pt") as (living, _):
+        store.open()
+        assert names(folder) == sorted([living.name, ".strange.tmp"])
+    assert names(folder) == [".strange.tmp"]
+
+
+def test_a_name_as_long_as_a_file_name_can_be_has_room_for_its_temporary_file(tmp_path: Path) -> None:
+    path = tmp_path / ("\u00e9" * 127)
+    with temporary_beside(path) as (temporary, _):
+        assert len(os.fsencode(temporary.name)) <= 255
+
+
+def test_killed_in_mid_write_the_name_is_absent_and_the_leftover_swept(tmp_path: Path) -> None:
+    program = (
+        "import sys, pathlib, time\n"
+        "from rollcast.consumer.store.files import temporary_beside\n"
+        "with temporary_beside(pathlib.Path(sys.argv[1])) as (_, file):\n"
+        "    file.write(b'half'); file.flush(); print('writing', flush=True); time.sleep(60)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, str(tmp_path / "7.pt")], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert sweep(tmp_path) == []
+
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+
+    assert not (tmp_path / "7.pt").exists()
+    assert len(sweep(tmp_path)) == 1
+    assert names(tmp_path) == []

@@ -1,0 +1,67 @@
+"""Dump path templates: two rollouts never share a name."""
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from rollcast.consumer.errors import TemplateError
+from rollcast.consumer.store.template import PathTemplate
+
+RUN_IDS = [
+    "a",
+    "a/b",
+    "a-1",
+    "../../etc/x",
+    "..",
+    ".",
+    "x" * 300,
+    "x" * 301,
+    "\u00e9\u4e2d",
+    "%2E",
+    "a b",
+    "{rollout_id}",
+    "1",
+]
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("dumps/{run_id}.pt", "no {rollout_id}"),
+        ("dumps/{rollout_id}.pt", "no {run_id}"),
+        ("dumps/{run_id}/{rollout}.pt", "unknown placeholder 'rollout'"),
+        ("dumps/{run_id}/{rollout_id:03d}.pt", "unknown placeholder"),
+        ("dumps/{run_id!r}/{rollout_id}.pt", "unknown placeholder"),
+        ("dumps/{}/{rollout_id}.pt", "unknown placeholder"),
+        ("dumps/{run_id}{rollout_id}.pt", "between two placeholders"),
+        ("dumps/{run_id}0{rollout_id}.pt", "between two placeholders"),
+        ("dumps/{rollout_id}/{run_id}.pt", "after {run_id}"),
+        ("dumps/{run_id}/{rollout_id}/{rollout_id}.pt", "one {rollout_id}"),
+        ("dumps/{run_id/{rollout_id}.pt", "not a template"),
+        ("dumps/{run_id}/{rollout_id.pt", "not a template"),
+    ],
+)
+def test_a_template_under_which_dumps_could_meet_is_refused(template: str, problem: str) -> None:
+    with pytest.raises(TemplateError, match=problem):
+        PathTemplate(template)
+
+
+@pytest.mark.parametrize(
+    "template", ["/d/{run_id}/{rollout_id}.pt", "/d/{run_id}-{rollout_id}.pt", "/d/{run_id}_{rollout_id}/dump.pt"]
+)
+def test_every_rollout_of_every_run_has_its_own_path_inside_the_folder(template: str) -> None:
+    made = PathTemplate(template)
+    rollouts = [*itertools.product(RUN_IDS, (0, 1, 11, 2**40))]
+
+    paths = [made.path(run_id, rollout_id) for run_id, rollout_id in rollouts]
+
+    assert len(set(paths)) == len(rollouts)
+    for path in paths:
+        assert path.is_relative_to("/d")
+        assert ".." not in path.parts
+        assert all(len(part.encode()) < 200 for part in path.parts)
+
+
+def test_a_relative_template_gives_absolute_paths() -> None:
+    assert PathTemplate("{run_id}/{rollout_id}.pt").path("a", 1) == Path.cwd() / "a" / "1.pt"
