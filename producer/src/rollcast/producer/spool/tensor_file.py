@@ -70,7 +70,7 @@ class TensorFile:
             finally:
                 os.close(descriptor)
         except OSError as exc:
-            if exc.errno in {errno.ENOSPC, errno.EDQUOT}:
+            if exc.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
                 raise SpoolFullError(f"no room for {size} bytes at {path}; free space or choose another spool") from exc
             raise SpoolError(f"{path} cannot be created: {exc.strerror}") from exc
         self.data = torch.frombuffer(self._map, dtype=torch.uint8)[len(header) :]

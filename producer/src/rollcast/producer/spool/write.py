@@ -34,7 +34,12 @@ class BundleWriter:
             filling.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
             raise SpoolError(f"{filling} cannot be made: {exc.strerror}; check spool_dir") from exc
-        self.file = TensorFile(filling / TENSORS_NAME, header_for(plan.tensors), plan.data_bytes)
+        try:
+            self.file = TensorFile(filling / TENSORS_NAME, header_for(plan.tensors), plan.data_bytes)
+        except SpoolError:
+            # Whatever was reserved goes back; with this rank's objection no peer will fill it.
+            shutil.rmtree(filling, ignore_errors=True)
+            raise
 
     def mark_filled(self, context_parallel_rank: int) -> None:
         """Gives up the mapping and says that this peer's bytes are all there."""

@@ -1,0 +1,220 @@
+"""Bundles on a real file system: whole or not there at all."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from fixtures.rollouts import payload_in_spool, whole_shard
+from rollcast.consumer.difference import differences
+from rollcast.producer import Publisher, PublisherConfig, PublishStatus
+from rollcast.producer.committer import CommitJob, Committer
+from rollcast.producer.errors import ProducerError, RolloutDataError, SpoolError, SpoolFullError
+from rollcast.producer.parallel import ParallelLayout
+from rollcast.producer.plan import make_plan
+from rollcast.producer.spool.folder import BundleName, SpoolFolder
+from rollcast.producer.spool.read import read_bundle
+from rollcast.producer.spool.tensor_file import TensorFile
+from rollcast.producer.spool.write import BundleWriter
+from rollcast.schemas import build_dump_payload
+
+
+def _publisher(spool: Path, **options: Any) -> Publisher:
+    settings: dict[str, Any] = {"run_id": "run", "bootstrap_servers": "127.0.0.1:1", "start_shipper": False} | options
+    return Publisher(PublisherConfig(spool_dir=spool, **settings))
+
+
+def _direct(rollout_id: int) -> dict[str, Any]:
+    shard = {"rank": 0, "data_parallel_rank": 0, "rollout_data": whole_shard(rollout_id, 0, 1)}
+    return build_dump_payload([shard], rollout_id=rollout_id, writer_rank=0)
+
+
+def test_a_bundle_holds_the_shard_and_safetensors_opens_its_tensor_file(tmp_path: Path) -> None:
+    publisher = _publisher(tmp_path)
+    shard = whole_shard(0, 0, 1)
+    result = publisher.publish(0, shard)
+    publisher.close(0.2)
+    assert result.status is PublishStatus.PUBLISHED
+    assert result.copied_bytes == result.raw_bytes > 0
+    assert not differences(payload_in_spool(tmp_path, 0), _direct(0))
+    ((_, path),) = SpoolFolder(tmp_path).bundles()
+    tensors = safetensors.torch.load_file(path / "tensors.safetensors")
+    assert torch.equal(tensors["6.0.rollout_log_probs"], shard["rollout_log_probs"][6])
+    assert sorted(file.name for file in path.iterdir()) == ["records.avro", "tensors.safetensors"]
+
+
+def test_the_memory_may_be_reused_as_soon_as_publish_returns(tmp_path: Path) -> None:
+    publisher = _publisher(tmp_path)
+    shard = whole_shard(0, 0, 1)
+    publisher.publish(0, shard)
+    for tensor in shard["log_probs"]:
+        tensor.fill_(float("nan"))
+    publisher.close(0.2)
+    assert not differences(payload_in_spool(tmp_path, 0), _direct(0))
+
+
+@pytest.mark.parametrize("data", [{"response_lengths": []}, {"response_lengths": [], "tokens": [], "raw_reward": []}])
+def test_an_empty_shard_is_a_bundle_too(tmp_path: Path, data: dict[str, Any]) -> None:
+    publisher = _publisher(tmp_path, strict=True)
+    publisher.publish(0, data)
+    publisher.close(0.2)
+    payload = payload_in_spool(tmp_path, 0)
+    assert payload["samples"] == []
+
+
+def test_misaligned_data_drops_the_rollout_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher = _publisher(tmp_path)
+    result = publisher.publish(0, {**whole_shard(0, 0, 1), "tokens": []})
+    assert result.status is PublishStatus.DROPPED
+    assert result.reason is not None
+    assert "'tokens' has 0 entries for 7 samples" in result.reason
+    assert "rollout 0 is dropped" in caplog.text
+    assert publisher.publish(1, whole_shard(1, 0, 1)).status is PublishStatus.PUBLISHED
+    publisher.close(0.2)
+    dropped, published = (read_bundle(path) for _, path in SpoolFolder(tmp_path).bundles())
+    assert dropped.shard.dropped_reason
+    assert not dropped.slots
+    assert published.shard.dropped_reason is None
+
+
+def test_a_strict_publisher_raises(tmp_path: Path) -> None:
+    publisher = _publisher(tmp_path, strict=True)
+    with pytest.raises(RolloutDataError, match="'tokens'"):
+        publisher.publish(0, {**whole_shard(0, 0, 1), "tokens": []})
+    with pytest.raises(RolloutDataError, match="not be negative"):
+        publisher.publish(-1, whole_shard(0, 0, 1))
+    publisher.close(0.2)
+
+
+def test_a_value_that_cannot_be_carried_costs_itself_alone(tmp_path: Path) -> None:
+    publisher = _publisher(tmp_path)
+    shard = whole_shard(0, 0, 1) | {"callback": len, "odd": [1, object(), 2**64, 3, 4, 5, 6]}
+    assert publisher.publish(0, shard).status is PublishStatus.PUBLISHED
+    publisher.close(0.2)
+    payload = payload_in_spool(tmp_path, 0)
+    assert payload["samples"][0]["odd"] == 1
+    ((_, path),) = SpoolFolder(tmp_path).bundles()
+    assert read_bundle(path).shard.replaced_values == 3
+
+
+def test_an_unusable_spool_switches_publishing_off_with_one_sentence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    publisher = _publisher(tmp_path / "file" / "spool")
+    result = publisher.publish(0, whole_shard(0, 0, 1))
+    assert result.status is PublishStatus.DISABLED
+    assert result.reason is not None
+    assert "Not a directory" in result.reason
+    assert "give a writable local folder" in result.reason
+    assert len(caplog.records) == 1
+    assert not publisher.close(0.2)
+
+
+def test_a_peer_that_never_fills_its_part_makes_the_rollout_a_dropped_one(tmp_path: Path) -> None:
+    spool = SpoolFolder(tmp_path)
+    plan = make_plan(whole_shard(0, 0, 1), ParallelLayout())
+    name = BundleName(0, 1, 0)
+    publisher = _publisher(tmp_path / "other")
+    publisher.publish(0, whole_shard(0, 0, 1))
+    publisher.close(0.2)
+    ((_, path),) = SpoolFolder(tmp_path / "other").bundles()
+    writer = BundleWriter(spool.filling("run", name), plan)
+    writer.mark_filled(0)
+    committer = Committer(spool, "run", fill_timeout_s=0.2, launcher=None)
+    shard = replace(read_bundle(path).shard, attempt=1)
+    committer.submit(CommitJob(name=name, content=plan.records, shard=shard, peers=2))
+    assert committer.close(10)
+    ((_, committed),) = spool.bundles()
+    bundle = read_bundle(committed)
+    assert not bundle.slots
+    assert bundle.shard.dropped_reason is not None
+    assert "did not fill its part" in bundle.shard.dropped_reason
+
+
+def test_a_trainer_killed_in_mid_publish_leaves_no_bundle_and_the_next_start_sweeps(tmp_path: Path) -> None:
+    program = textwrap.dedent("""
+        import os, signal, sys
+        from pathlib import Path
+        import rollcast.producer.publisher as publisher
+        from fixtures.rollouts import whole_shard
+        publisher.copy_own = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+        config = publisher.PublisherConfig(run_id="run", spool_dir=Path(sys.argv[1]), bootstrap_servers="x:1")
+        publisher.Publisher(config).publish(0, whole_shard(0, 0, 1))
+    """)
+    path = str(Path(__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {path!r})\n{program}", str(tmp_path)], check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert not SpoolFolder(tmp_path).bundles()
+    assert len(list(tmp_path.rglob("*.filling"))) == 1
+    _publisher(tmp_path).close(0.2)
+    assert not list(tmp_path.rglob("*.filling"))
+
+
+def test_a_new_attempt_is_above_any_in_the_spool(tmp_path: Path) -> None:
+    future = 10**15
+    first = _publisher(tmp_path, attempt=future)
+    first.publish(0, whole_shard(0, 0, 1))
+    first.close(0.2)
+    second = _publisher(tmp_path)
+    second.publish(0, whole_shard(0, 0, 1))
+    second.close(0.2)
+    assert [name.attempt for name, _ in SpoolFolder(tmp_path).bundles()] == [future, future + 1]
+
+
+def test_a_full_disk_is_an_error_at_creation_and_not_a_signal_later(tmp_path: Path) -> None:
+    with pytest.raises(SpoolFullError, match="no room for"):
+        TensorFile(tmp_path / "file", b"", 2**50)
+    plan = make_plan(whole_shard(0, 0, 1), ParallelLayout())
+    with pytest.raises(SpoolFullError):
+        BundleWriter(tmp_path / ".0-a1-dp0.filling", replace(plan, data_bytes=2**50))
+    assert not (tmp_path / ".0-a1-dp0.filling").exists()
+    publisher = _publisher(tmp_path / "spool", max_spool_bytes=10)
+    result = publisher.publish(0, whole_shard(0, 0, 1))
+    assert result.status is PublishStatus.DROPPED
+    assert result.reason is not None
+    assert "max_spool_bytes 10" in result.reason
+    publisher.close(0.2)
+
+
+@pytest.mark.parametrize("damage", ["records.avro", "tensors.safetensors"])
+@pytest.mark.parametrize("how", ["cut", "gone", "garbage"])
+def test_a_damaged_bundle_is_a_typed_error(tmp_path: Path, damage: str, how: str) -> None:
+    publisher = _publisher(tmp_path)
+    publisher.publish(0, whole_shard(0, 0, 1))
+    publisher.close(0.2)
+    ((_, path),) = SpoolFolder(tmp_path).bundles()
+    file = path / damage
+    if how == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:100] if how == "cut" else b"\xff" * 500)
+    with pytest.raises(SpoolError, match=damage.split(".")[0] if how != "cut" else str(path.name)):
+        read_bundle(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"bootstrap_servers": ""}, "bootstrap_servers is empty"),
+        ({"max_part_bytes": 10}, "max_part_bytes is 10"),
+        ({"context_parallel_restore": "magic"}, "'magic'"),
+        ({"commit_timeout_s": 0}, "commit_timeout_s is 0"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused_with_name_and_value(
+    tmp_path: Path, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ProducerError, match=words):
+        _publisher(tmp_path, **options)

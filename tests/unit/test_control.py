@@ -1,0 +1,40 @@
+"""The common verdict of all ranks on a rollout."""
+
+import pytest
+
+from rollcast.producer.control import Member, Vote, decide
+
+_MEMBERS = [Member(4, 0, 0), Member(5, 0, 1), Member(6, 1, 0), Member(7, 1, 1)]
+_GO = [(Vote.READY, 11, 3), (Vote.READY, 11, 3), (Vote.READY, 22, 3), (Vote.READY, 22, 3)]
+
+
+def test_equal_plans_within_each_shard_are_a_go() -> None:
+    assert decide(_MEMBERS, _GO) is None
+
+
+@pytest.mark.parametrize("vote", [Vote.BAD_DATA, Vote.SPOOL_FULL, Vote.FAILED])
+def test_one_objection_drops_the_rollout_and_names_the_rank(vote: Vote) -> None:
+    refusal = decide(_MEMBERS, [*_GO[:2], (vote, 0, 3), _GO[3]])
+    assert refusal is not None
+    assert "rank 6 (shard 1)" in refusal.reason
+    assert refusal.announced
+
+
+def test_peers_that_hold_different_fields_drop_the_rollout() -> None:
+    refusal = decide(_MEMBERS, [*_GO[:3], (Vote.READY, 23, 3)])
+    assert refusal is not None
+    assert "shard 1 hold different fields" in refusal.reason
+    assert refusal.announced
+
+
+def test_a_repeated_rollout_is_refused_without_an_announcement_that_would_contradict_the_first() -> None:
+    refusal = decide(_MEMBERS, [(Vote.REPEATED, 0, 3)] * 4)
+    assert refusal is not None
+    assert not refusal.announced
+
+
+def test_ranks_that_publish_different_rollouts_refuse_all_of_them() -> None:
+    refusal = decide(_MEMBERS, [*_GO[:3], (Vote.READY, 22, 4)])
+    assert refusal is not None
+    assert "rank 7: 4" in refusal.reason
+    assert not refusal.announced
