@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import random
+import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ from fixtures.topic import read_until
 from rollcast.consumer import ConsumeConfig, Daemon, LocalDumpStore, differences
 from rollcast.consumer.broker import Broker, JvmBroker
 from rollcast.consumer.dump_file import load_dump
+from rollcast.consumer.errors import AssemblerFullError, ShutdownTimeoutError
 from rollcast.consumer.store import Dump, PublishedDump
 from rollcast.consumer.topics import prepare_topics
 from rollcast.schemas import (
@@ -332,6 +334,42 @@ async def test_shutdown_while_the_disk_is_full_leaves_the_rollout_for_the_next_s
     async with running(installed.config, FullStore(installed.config.dump_path)) as daemon:
         await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
         await _until(lambda: daemon.stats.retries >= 1)
+
+    async with running(installed.config):
+        await installed.dumps(1)
+    installed.check("run", 1, shards(1))
+
+
+class BlockingStore(LocalDumpStore):
+    """A store that hangs in a write until it is released."""
+
+    def __init__(self, template: str) -> None:
+        super().__init__(template)
+        self.entered, self.released = threading.Event(), threading.Event()
+
+    def publish(self, dump: Dump) -> PublishedDump:
+        self.entered.set()
+        self.released.wait()
+        return super().publish(dump)
+
+
+async def test_shutdown_is_bounded_even_if_a_write_hangs(installed: Installation) -> None:
+    config = replace(installed.config, shutdown_timeout_s=0.5)
+    store = BlockingStore(config.dump_path)
+    await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
+    try:
+        with pytest.raises(ShutdownTimeoutError):
+            async with running(config, store):
+                await asyncio.to_thread(store.entered.wait)
+    finally:
+        store.released.set()
+
+
+async def test_records_that_do_not_fit_into_memory_end_the_daemon_with_a_sentence(installed: Installation) -> None:
+    await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
+
+    with pytest.raises(AssemblerFullError, match="max_resident_bytes=1000"):
+        await Daemon(replace(installed.config, max_resident_bytes=1000)).run()
 
     async with running(installed.config):
         await installed.dumps(1)

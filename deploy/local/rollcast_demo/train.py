@@ -145,7 +145,8 @@ def join_and_train(config: TrainerConfig, *, rank: int, meeting_point: Path, rep
         init_method=meeting_point.absolute().as_uri(),
         rank=rank,
         world_size=WORLD_SIZE,
-        timeout=_COLLECTIVE_TIMEOUT,
+        # Ranks that have nothing to deliver wait at a barrier for those that have.
+        timeout=_COLLECTIVE_TIMEOUT + timedelta(seconds=config.close_timeout_s),
     )
     _train(config, report)
     dist.destroy_process_group()

@@ -160,7 +160,14 @@ class Daemon:
 
     async def _read(self, consumer: Any, intake: Intake, queue: asyncio.Queue[Rollout | None]) -> None:
         while not self._stopping.is_set():
-            batches = await consumer.getmany(timeout_ms=_POLL_MS)
+            try:
+                batches = await consumer.getmany(timeout_ms=_POLL_MS)
+            except KafkaError as exc:
+                if not exc.retriable:
+                    raise
+                _log.warning("could not read: %r", exc)
+                await self._retry.pause(_POLL_MS / 1000)
+                continue
             assignment = self._assignment
 
             def still_ours(assignment: int = assignment) -> bool:

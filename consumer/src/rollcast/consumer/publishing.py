@@ -95,7 +95,7 @@ class Publishing:
         ]
         events, places = [event for event, _ in closing], [place for _, place in closing]
         await self._intake.deliver(self._intake.letters_of_parts(events, places, problem, kind="unusable"))
-        self._assembler.finish(rollout.id, complete=True)
+        self._assembler.finish(rollout.id, complete=not rollout.missing)
 
     def _report(self, rollout: Rollout, dump: Dump, published: PublishedDump) -> None:
         if dump.missing:

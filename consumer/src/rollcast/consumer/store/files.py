@@ -61,6 +61,8 @@ def sync_directory(directory: Path) -> None:
 
 def make_directory(directory: Path) -> None:
     """Makes a directory and its parents, durably."""
+    if directory.is_dir():
+        return
     missing = [directory]
     while not missing[-1].parent.exists():
         missing.append(missing[-1].parent)
