@@ -1,5 +1,7 @@
 """Which response tokens each context-parallel rank holds."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -70,7 +72,12 @@ def _identity(tensor: torch.Tensor, _total: int, _response: int) -> torch.Tensor
 def test_the_restore_detaches_copies_and_leaves_the_input_alone() -> None:
     log_probs = torch.zeros(2, requires_grad=True)
     image = {"x": torch.ones(1)}
-    data = {"response_lengths": [2], "total_lengths": [3], "log_probs": [log_probs], "images": [image]}
+    data: dict[str, Any] = {
+        "response_lengths": [2],
+        "total_lengths": [3],
+        "log_probs": [log_probs],
+        "images": [image],
+    }
     restored = restore_context_parallel_fields_to_cpu(data, _identity, keep_restored=True)
     assert restored is not None
     assert not restored["log_probs"][0].requires_grad

@@ -149,7 +149,9 @@ def test_a_double_is_not_rounded_to_a_float() -> None:
     ("field", "value"), [("run_id", None), ("attempt", "three"), ("rollout_id", 2**63), ("slot", None)]
 )
 def test_a_field_that_does_not_fit_is_refused_by_the_writer(field: str, value: object) -> None:
-    wrong = {name: getattr(EVENTS["SamplePart"], name) for name in SamplePart.__slots__} | {field: value}
+    wrong: dict[str, Any] = {name: getattr(EVENTS["SamplePart"], name) for name in SamplePart.__slots__} | {
+        field: value
+    }
     with pytest.raises(EncodeError, match="SamplePart"):
         encode(SamplePart(**wrong))
 

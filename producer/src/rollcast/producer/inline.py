@@ -4,7 +4,7 @@ import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,18 +16,8 @@ from rollcast.producer.parallel import ParallelLayout, current_layout
 from rollcast.schemas.payload import build_dump_payload
 
 
-class InlineDumpArgs(Protocol):
-    """The part of a trainer's arguments that the inline dump reads.
-
-    Attributes:
-        save_debug_train_data: path template with `{rollout_id}` and, if wanted, `{rank}`; None: no dump.
-    """
-
-    save_debug_train_data: str | None
-
-
 def save_debug_train_data(
-    args: InlineDumpArgs,
+    args: Any,
     *,
     rollout_id: int,
     rollout_data: Mapping[str, Any],
@@ -36,7 +26,8 @@ def save_debug_train_data(
     """Writes one v2 dump with the samples of all shards; collective, every rank calls it and waits.
 
     Args:
-        args: the trainer's arguments.
+        args: the trainer's arguments; `args.save_debug_train_data` is a path template with `{rollout_id}` and, if
+            wanted, `{rank}`; None: no dump.
         rollout_id: number of the rollout.
         rollout_data: what this rank holds of its shard.
         gather_tensor: puts one split tensor together; default: `all_gather_with_cp`.

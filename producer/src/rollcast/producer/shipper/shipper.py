@@ -5,6 +5,7 @@ import logging
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
@@ -94,7 +95,8 @@ class Shipper:
                 replication_factor=self._config.replication_factor,
                 topic_configs=topics.settings()[topics.records],
             )
-            for name, code, *message in (await admin.create_topics([topic])).topic_errors:
+            response: Any = await admin.create_topics([topic])
+            for name, code, *message in response.topic_errors:
                 # The consumer may have been quicker.
                 if code and for_code(code) is not TopicAlreadyExistsError:
                     raise for_code(code)(f"topic {name} could not be created: {message}")
