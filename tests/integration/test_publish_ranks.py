@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from fixtures.publish_programs import publish_and_dump, several
+from fixtures.publish_programs import publish_and_dump, publish_every_layout, several
 from fixtures.ranks import Grid, run_ranks
 from fixtures.rollouts import HELD_BY_NOBODY_BYTES, payload_in_spool, whole_shard
 from rollcast.consumer.difference import differences
@@ -54,6 +54,17 @@ def test_in_place_peers_share_the_copying(two_by_two: tuple[Path, list[dict[str,
         for copied, other, raw in zip(first["copied"], second["copied"], first["raw"], strict=True):
             assert copied + other == raw - HELD_BY_NOBODY_BYTES
             assert min(copied, other) > 0.3 * raw
+
+
+@pytest.mark.parametrize("context", [1, 2, 4])
+def test_every_layout_and_restore_gives_the_same_bundle(tmp_path: Path, context: int) -> None:
+    run_ranks(Grid(world=4, context=context), publish_every_layout, tmp_path)
+    writers = list(range(0, 4, context))
+    direct = _direct(0, len(writers), writers)
+    folders = list(tmp_path.iterdir())
+    assert len(folders) == 6
+    for folder in folders:
+        assert not differences(payload_in_spool(folder / "spool", 0), direct), folder.name
 
 
 def test_tp2_pp2_cp2_has_one_writer(tmp_path: Path) -> None:

@@ -210,6 +210,7 @@ def test_a_damaged_bundle_is_a_typed_error(tmp_path: Path, damage: str, how: str
         ({"bootstrap_servers": ""}, "bootstrap_servers is empty"),
         ({"max_part_bytes": 10}, "max_part_bytes is 10"),
         ({"context_parallel_restore": "magic"}, "'magic'"),
+        ({"context_parallel_layout": "spiral"}, "'spiral'; known are zigzag-thd"),
         ({"commit_timeout_s": 0}, "commit_timeout_s is 0"),
     ],
 )

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollcast.producer import get_logits_and_tokens_offset_with_cp, restore_context_parallel_fields_to_cpu
-from rollcast.producer.context_parallel import response_spans
+from rollcast.producer.context_parallel import ContextLayout, response_spans, spans_by_rank
 from rollcast.producer.errors import RolloutDataError
 
 
@@ -29,10 +29,27 @@ def test_two_ranks_hold_the_outer_and_the_inner_chunks(total: int, response: int
     assert [_held(total, response, rank, 2) for rank in range(2)] == held
 
 
-@given(total=st.integers(1, 400), part=st.floats(0, 1), size=st.sampled_from([1, 2, 3, 4, 8]))
-def test_the_ranks_together_hold_each_token_once(total: int, part: float, size: int) -> None:
+def test_contiguous_ranks_hold_one_run_each() -> None:
+    spans = spans_by_rank(ContextLayout.CONTIGUOUS, 2, 10, 8)
+    assert [[token for low, high in held for token in range(low, high)] for held in spans] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+    ]
+
+
+@given(
+    layout=st.sampled_from(ContextLayout),
+    total=st.integers(1, 400),
+    part=st.floats(0, 1),
+    size=st.sampled_from([1, 2, 3, 4, 8]),
+    padding=st.integers(0, 50),
+)
+def test_the_ranks_together_hold_each_token_once(
+    layout: ContextLayout, total: int, part: float, size: int, padding: int
+) -> None:
     response = int(total * part)
-    together = sorted(token for rank in range(size) for token in _held(total, response, rank, size))
+    spans = spans_by_rank(layout, size, total, response, total + padding)
+    together = sorted(token for held in spans for low, high in held for token in range(low, high))
     # Without a prompt there is no logit before the first token, so with context parallelism nobody holds it.
     first = 1 if size > 1 and response == total else 0
     assert together == list(range(first, response))

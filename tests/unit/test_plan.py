@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fixtures.rollouts import context_parallel_share, whole_shard
+from rollcast.producer.context_parallel import ContextLayout
 from rollcast.producer.errors import RolloutDataError
 from rollcast.producer.parallel import ParallelLayout
 from rollcast.producer.plan import make_plan
@@ -21,14 +22,19 @@ def _share(rank: int, size: int, **changes: Any) -> dict[str, Any]:
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("in_place", [True, False])
-def test_the_copies_of_all_peers_fill_the_file_without_overlap(size: int, in_place: bool) -> None:
-    plans = [make_plan(_share(rank, size), _layout(rank, size), in_place=in_place) for rank in range(size)]
+@pytest.mark.parametrize("cut", ContextLayout)
+def test_the_copies_of_all_peers_fill_the_file_without_overlap(size: int, in_place: bool, cut: ContextLayout) -> None:
+    shares = [context_parallel_share(whole_shard(0, 0, 1), rank, size, cut) for rank in range(size)]
+    plans = [
+        make_plan(share, _layout(rank, size), context_layout=cut, in_place=in_place)
+        for rank, share in enumerate(shares)
+    ]
     assert len({plan.digest for plan in plans}) == 1
     assert len({plan.data_bytes for plan in plans}) == 1
     filled = torch.zeros(plans[0].data_bytes, dtype=torch.int32)
     for rank, plan in enumerate(plans):
         for tensor in plan.tensors:
-            for offset, _, length in tensor.segments(_layout(rank, size), rank):
+            for offset, _, length in tensor.segments(rank):
                 filled[offset : offset + length] += 1
     # Only the first token of the two samples without a prompt is held by nobody, in four fields.
     unfilled = 0 if size == 1 else 2 * (2 + 4 + 12 + 8)

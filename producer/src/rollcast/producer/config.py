@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollcast.producer.context_parallel import ContextLayout
 from rollcast.producer.errors import ProducerError
 from rollcast.schemas.limits import DEFAULT_MAX_PART_BYTES
 from rollcast.schemas.parts import MIN_PART_BYTES
@@ -21,6 +22,7 @@ class PublisherConfig:
         attempt: the scheduler's restart count; default: milliseconds at start, above any attempt in the spool.
         max_part_bytes: largest Kafka record; the broker's `max.message.bytes` must be a little larger.
         max_spool_bytes: bundles beyond this size in the spool are dropped whole.
+        context_parallel_layout: how sequences are cut, one of `ContextLayout`.
         context_parallel_restore: `auto`, or force `in_place` or `gather`.
         gather_bucket_bytes: size of one message where peers cannot share the spool.
         control_timeout_s: a peer that does not answer for this long stops publishing for good, not the training.
@@ -36,6 +38,7 @@ class PublisherConfig:
     attempt: int | None = None
     max_part_bytes: int = DEFAULT_MAX_PART_BYTES
     max_spool_bytes: int = 64 * 1024**3
+    context_parallel_layout: str = ContextLayout.ZIGZAG_THD
     context_parallel_restore: str = "auto"
     gather_bucket_bytes: int = 64 * 1024**2
     control_timeout_s: float = 60.0
@@ -57,6 +60,11 @@ class PublisherConfig:
             raise ProducerError(
                 f"PublisherConfig.context_parallel_restore is {self.context_parallel_restore!r}; "
                 "use auto, in_place or gather"
+            )
+        if self.context_parallel_layout not in set(ContextLayout):
+            raise ProducerError(
+                f"PublisherConfig.context_parallel_layout is {self.context_parallel_layout!r}; "
+                f"known are {', '.join(ContextLayout)}"
             )
         for name in ("max_spool_bytes", "gather_bucket_bytes", "control_timeout_s", "commit_timeout_s"):
             if getattr(self, name) <= 0:

@@ -1,11 +1,12 @@
 """Which response tokens a context-parallel rank holds, and how the whole response is put together.
 
-Context parallelism cuts a sequence into `2 * cp_size` chunks and gives rank r chunks r and `2 * cp_size - 1 - r`
-(zigzag), so that causal attention costs every rank the same. The record of response token i belongs to the logit
-that predicts it, at sequence position `prompt_length - 1 + i`.
+Zigzag cuts a sequence into `2 * cp_size` chunks and gives rank r chunks r and `2 * cp_size - 1 - r`, so that causal
+attention costs every rank the same; contiguous gives rank r the r-th of `cp_size` chunks. The record of response token
+i belongs to the logit that predicts it, at sequence position `prompt_length - 1 + i`.
 """
 
 from collections.abc import Callable, Sequence
+from enum import StrEnum
 from typing import Any, TypeAlias
 
 import torch
@@ -17,6 +18,18 @@ from rollcast.schemas.tensors import tensor_bytes
 
 Span: TypeAlias = tuple[int, int]
 """Half-open range of response tokens."""
+
+
+class ContextLayout(StrEnum):
+    """How context parallelism cuts a sequence."""
+
+    ZIGZAG_THD = "zigzag-thd"
+    """Two chunks a rank, sized by each sequence's own length (packed sequences)."""
+    ZIGZAG_BSHD = "zigzag-bshd"
+    """Two chunks a rank, sized by the padded length in the column `max_seq_lens`."""
+    CONTIGUOUS = "contiguous"
+    """One chunk a rank, sized by each sequence's own length."""
+
 
 GatherTensor: TypeAlias = Callable[[torch.Tensor, int, int], torch.Tensor]
 """`(local, total_length, response_length)` to the whole response."""
@@ -52,8 +65,7 @@ def get_logits_and_tokens_offset_with_cp(
         cp_size = layout.context_parallel_size if cp_size is None else cp_size
     if cp_size < 2:
         raise RolloutDataError(f"cp_size is {cp_size}: offsets exist only where context parallelism splits a sequence")
-    if not 0 <= response_length <= total_length:
-        raise RolloutDataError(f"response_length {response_length} is not within total_length {total_length}")
+    _check_response(total_length, response_length)
     if qkv_format == "thd":
         padded = total_length
     elif qkv_format == "bshd" and max_seq_len is not None:
@@ -74,24 +86,61 @@ def get_logits_and_tokens_offset_with_cp(
     return chunk_size, chunks, (logits[0], logits[1]), (tokens[0], tokens[1])
 
 
+def _check_response(total_length: int, response_length: int) -> None:
+    if not 0 <= response_length <= total_length:
+        raise RolloutDataError(f"response_length {response_length} is not within total_length {total_length}")
+
+
 def _clip(low: int, high: int, floor: int, ceiling: int) -> Span:
     low, high = max(low, floor, 0), min(high, ceiling)
     return (low, high) if low < high else (0, 0)
 
 
 def response_spans(total_length: int, response_length: int, cp_rank: int, cp_size: int) -> list[Span]:
-    """Returns the response tokens that a rank's local tensor holds, in the order in which it holds them.
+    """Returns the response tokens that a rank's local tensor holds under `ZIGZAG_THD`, in the order it holds them."""
+    return list(spans_by_rank(ContextLayout.ZIGZAG_THD, cp_size, total_length, response_length)[cp_rank])
+
+
+def spans_by_rank(
+    layout: ContextLayout,
+    cp_size: int,
+    total_length: int,
+    response_length: int,
+    max_seq_len: int | None = None,
+) -> tuple[tuple[Span, ...], ...]:
+    """Returns, for each context-parallel rank, the response tokens that it holds, in the order it holds them.
 
     Together the ranks hold every response token once; but where there is no prompt, none holds the first, for which
-    there is no logit. It is zero in whatever is restored.
+    there is no logit. It is zero in whatever is restored. A single rank holds the whole response.
+
+    Args:
+        layout: how the sequence is cut.
+        cp_size: number of ranks.
+        total_length: prompt and response, in tokens.
+        response_length: response, in tokens.
+        max_seq_len: padded length, for `ZIGZAG_BSHD`.
+
+    Raises:
+        RolloutDataError: lengths that contradict each other.
     """
     if cp_size == 1:
-        return [(0, response_length)]
-    _, _, logits, _ = get_logits_and_tokens_offset_with_cp(
-        total_length, response_length, cp_rank=cp_rank, cp_size=cp_size
-    )
+        return (((0, response_length),),)
     first = total_length - response_length - 1
-    return [(low - first, high - first) for low, high in logits if low < high]
+    by_rank = (
+        _logit_ranges(layout, rank, cp_size, total_length, response_length, max_seq_len) for rank in range(cp_size)
+    )
+    return tuple(tuple((low - first, high - first) for low, high in ranges if low < high) for ranges in by_rank)
+
+
+def _logit_ranges(
+    layout: ContextLayout, rank: int, size: int, total: int, response: int, max_seq_len: int | None
+) -> tuple[Span, ...]:
+    if layout is ContextLayout.CONTIGUOUS:
+        _check_response(total, response)
+        chunk = -(-total // size)
+        return (_clip(rank * chunk, (rank + 1) * chunk, total - response - 1, total - 1),)
+    qkv_format = "bshd" if layout is ContextLayout.ZIGZAG_BSHD else "thd"
+    return get_logits_and_tokens_offset_with_cp(total, response, qkv_format, max_seq_len, rank, size)[2]
 
 
 def span_tokens(spans: Sequence[Span]) -> int:

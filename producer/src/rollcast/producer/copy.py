@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from rollcast.producer.parallel import ParallelLayout
 from rollcast.producer.plan import ShardPlan
 from rollcast.schemas.tensors import tensor_bytes
 
@@ -12,17 +11,17 @@ _Segment = tuple[int, int, int]
 """Offset in the file's data, offset in the stream of a peer's own bytes, size."""
 
 
-def copy_own(plan: ShardPlan, layout: ParallelLayout, data: torch.Tensor) -> int:
+def copy_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> int:
     """Copies what this rank holds to its final place; returns the number of bytes.
 
     Args:
         plan: the shard.
-        layout: this rank's coordinates.
+        rank: this rank's place among the context-parallel peers.
         data: the bytes of the tensor file, uint8.
     """
     copied = 0
     for tensor in plan.tensors:
-        segments = list(tensor.segments(layout, layout.context_parallel_rank))
+        segments = list(tensor.segments(rank))
         if not segments:
             continue
         own = tensor_bytes(tensor.source)
@@ -32,35 +31,33 @@ def copy_own(plan: ShardPlan, layout: ParallelLayout, data: torch.Tensor) -> int
     return copied
 
 
-def send_own(plan: ShardPlan, layout: ParallelLayout, send: Callable[[torch.Tensor], None], bucket_bytes: int) -> int:
+def send_own(plan: ShardPlan, rank: int, send: Callable[[torch.Tensor], None], bucket_bytes: int) -> int:
     """Sends what this rank holds of the split tensors to the writer, in buckets; returns the number of bytes."""
-    rank = layout.context_parallel_rank
     stream = [
         own[start : start + size]
         for tensor in plan.tensors
-        if tensor.total_length is not None
+        if tensor.spans is not None
         for own in [tensor_bytes(tensor.source)]
-        for _, start, size in tensor.segments(layout, rank)
+        for _, start, size in tensor.segments(rank)
     ]
     sent = 0
-    for bucket in _buckets(_stream_of(plan, layout, rank), bucket_bytes):
+    for bucket in _buckets(_stream_of(plan, rank), bucket_bytes):
         pieces = stream[: len(bucket)]
         del stream[: len(bucket)]
-        send(torch.cat([piece.cpu() for piece in pieces]))
+        send(torch.cat(pieces).cpu())
         sent += sum(size for _, _, size in bucket)
     return sent
 
 
 def receive_from(
     plan: ShardPlan,
-    layout: ParallelLayout,
     rank: int,
     receive: Callable[[torch.Tensor], None],
     data: torch.Tensor,
     bucket_bytes: int,
 ) -> None:
     """Receives what `send_own` of a context-parallel peer sends, and puts it in its place."""
-    for bucket in _buckets(_stream_of(plan, layout, rank), bucket_bytes):
+    for bucket in _buckets(_stream_of(plan, rank), bucket_bytes):
         start = bucket[0][1]
         buffer = torch.empty(sum(size for _, _, size in bucket), dtype=torch.uint8)
         receive(buffer)
@@ -68,11 +65,11 @@ def receive_from(
             data[target : target + size] = buffer[position - start : position - start + size]
 
 
-def _stream_of(plan: ShardPlan, layout: ParallelLayout, rank: int) -> list[_Segment]:
+def _stream_of(plan: ShardPlan, rank: int) -> list[_Segment]:
     segments, position = [], 0
     for tensor in plan.tensors:
-        if tensor.total_length is not None:
-            for target, _, size in tensor.segments(layout, rank):
+        if tensor.spans is not None:
+            for target, _, size in tensor.segments(rank):
                 segments.append((target, position, size))
                 position += size
     return segments

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import xxhash
 
-from rollcast.producer.context_parallel import response_spans, span_tokens
+from rollcast.producer.context_parallel import ContextLayout, Span, span_tokens, spans_by_rank
 from rollcast.producer.errors import RolloutDataError
 from rollcast.producer.fields import CONTEXT_PARALLEL_FIELDS, check_lengths, check_one_tensor_per_sample
 from rollcast.producer.parallel import ParallelLayout
@@ -17,6 +17,8 @@ from rollcast.schemas.shards import ShardContent, sample_count, split_shard
 from rollcast.schemas.tensors import Replaced, announce, flatten, normalise
 
 _ONE_PER_SAMPLE = ("tokens", "total_lengths", "loss_masks")
+
+_SpansByRank: TypeAlias = tuple[tuple[Span, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +30,7 @@ class PlannedTensor:
         announced: dtype, shape and size of the whole tensor.
         offset: where its bytes begin in the data of the tensor file.
         source: what this rank holds of it.
-        total_length: of its sample, where context parallelism splits the tensor; else None.
+        spans: by context-parallel rank, the rows that it holds, where the tensor is split; else None.
         owner: the context-parallel rank that copies it where it is not split.
     """
 
@@ -36,20 +38,19 @@ class PlannedTensor:
     announced: TensorSlice
     offset: int
     source: torch.Tensor
-    total_length: int | None
+    spans: "_SpansByRank | None"
     owner: int
 
-    def segments(self, layout: ParallelLayout, rank: int) -> Iterator[tuple[int, int, int]]:
+    def segments(self, rank: int) -> Iterator[tuple[int, int, int]]:
         """Yields `(offset in the file's data, offset in the rank's own bytes, size)` of what `rank` copies."""
-        if self.total_length is None:
+        if self.spans is None:
             if rank == self.owner and self.announced.total_bytes:
                 yield self.offset, 0, self.announced.total_bytes
             return
         tokens = self.announced.shape[0]
         row_bytes = self.announced.total_bytes // tokens if tokens else 0
         position = 0
-        spans = response_spans(self.total_length, tokens, rank, layout.context_parallel_size)
-        for low, high in spans if row_bytes else ():
+        for low, high in self.spans[rank] if row_bytes else ():
             size = (high - low) * row_bytes
             yield self.offset + low * row_bytes, position, size
             position += size
@@ -89,12 +90,19 @@ class ShardPlan:
     digest: int
 
 
-def make_plan(rollout_data: Mapping[str, Any], layout: ParallelLayout, *, in_place: bool = True) -> ShardPlan:
+def make_plan(
+    rollout_data: Mapping[str, Any],
+    layout: ParallelLayout,
+    *,
+    context_layout: ContextLayout = ContextLayout.ZIGZAG_THD,
+    in_place: bool = True,
+) -> ShardPlan:
     """Returns the plan of a shard from what this rank holds of it. Copies nothing, waits for nobody.
 
     Args:
         rollout_data: what this rank holds.
         layout: this rank's coordinates.
+        context_layout: how context parallelism cuts a sequence.
         in_place: the peers share the file, so each copies some of the tensors that all of them hold.
 
     Raises:
@@ -103,9 +111,9 @@ def make_plan(rollout_data: Mapping[str, Any], layout: ParallelLayout, *, in_pla
     """
     replaced = Replaced()
     data = {name: normalise(name, value, replaced) for name, value in rollout_data.items()}
-    lengths = _check_alignment(data, layout)
+    spans = _check_alignment(data, layout, context_layout)
     content = split_shard(data)
-    builder = _Builder(lengths, copying_ranks=layout.context_parallel_size if in_place else 1)
+    builder = _Builder(spans, copying_ranks=layout.context_parallel_size if in_place else 1)
     slots = tuple(
         builder.add_slot(slot, values) for slot, values in [*enumerate(content.slots), (SHARD_SLOT, content.own)]
     )
@@ -122,8 +130,10 @@ def make_plan(rollout_data: Mapping[str, Any], layout: ParallelLayout, *, in_pla
     )
 
 
-def _check_alignment(data: Mapping[str, Any], layout: ParallelLayout) -> list[tuple[int, int]]:
-    """Returns `(total_length, response_length)` by slot, empty where nothing is split."""
+def _check_alignment(
+    data: Mapping[str, Any], layout: ParallelLayout, context_layout: ContextLayout
+) -> list[_SpansByRank]:
+    """Returns the spans of each slot, empty where nothing is split."""
     count = sample_count(data)
     for name in _ONE_PER_SAMPLE:
         value = data.get(name)
@@ -135,31 +145,39 @@ def _check_alignment(data: Mapping[str, Any], layout: ParallelLayout) -> list[tu
     split_fields = [name for name in CONTEXT_PARALLEL_FIELDS if data.get(name) is not None]
     if not split_fields:
         return []
-    responses = check_lengths(data, "response_lengths", count)
-    # Without context parallelism a rank holds the whole response, however long the prompt is.
-    totals = responses if layout.context_parallel_size == 1 else check_lengths(data, "total_lengths", count)
-    lengths = list(zip(totals, responses, strict=True))
+    spans = _spans_of_slots(data, count, layout.context_parallel_size, context_layout)
     for name in split_fields:
         for slot, tensor in enumerate(check_one_tensor_per_sample(name, data[name], count)):
-            held = span_tokens(
-                response_spans(*lengths[slot], layout.context_parallel_rank, layout.context_parallel_size)
-            )
+            held = span_tokens(spans[slot][layout.context_parallel_rank])
             if not tensor.dim() or len(tensor) != held:
                 raise RolloutDataError(
                     f"{name!r} of sample {slot} has shape {tuple(tensor.shape)}; this rank (context-parallel "
                     f"{layout.context_parallel_rank} of {layout.context_parallel_size}) holds {held} of its "
-                    f"{lengths[slot][1]} response tokens"
+                    f"{int(data['response_lengths'][slot])} response tokens"
                 )
-    return lengths if layout.context_parallel_size > 1 else []
+    return spans if layout.context_parallel_size > 1 else []
+
+
+def _spans_of_slots(
+    data: Mapping[str, Any], count: int, cp_size: int, context_layout: ContextLayout
+) -> list[_SpansByRank]:
+    responses = check_lengths(data, "response_lengths", count)
+    if cp_size == 1:
+        return [spans_by_rank(context_layout, 1, response, response) for response in responses]
+    totals = check_lengths(data, "total_lengths", count)
+    padded: list[int | None] = [None] * count
+    if context_layout is ContextLayout.ZIGZAG_BSHD:
+        padded = [*check_lengths(data, "max_seq_lens", count)]
+    return [spans_by_rank(context_layout, cp_size, *lengths) for lengths in zip(totals, responses, padded, strict=True)]
 
 
 class _Builder:
     """Gives each tensor its place in the file, and one of the peers to copy it."""
 
-    def __init__(self, lengths: list[tuple[int, int]], copying_ranks: int) -> None:
+    def __init__(self, spans: list[_SpansByRank], copying_ranks: int) -> None:
         self.tensors: list[PlannedTensor] = []
         self.data_bytes = 0
-        self._lengths = lengths
+        self._spans = spans
         self._load = [0] * copying_ranks
 
     def add_slot(self, slot: int, values: Mapping[str, Any]) -> tuple[Column, ...]:
@@ -168,18 +186,19 @@ class _Builder:
             for column, tensor in flatten(name, value):
                 if tensor is None:
                     columns.append(column)
+                elif slot != SHARD_SLOT and self._spans and name in CONTEXT_PARALLEL_FIELDS:
+                    whole = announce(tensor.dtype, (int(values["response_lengths"]), *tensor.shape[1:]))
+                    columns.append(self._add_tensor(slot, column, tensor, whole, self._spans[slot]))
                 else:
-                    columns.append(self._add_tensor(slot, column, tensor))
+                    whole = announce(tensor.dtype, tuple(tensor.shape))
+                    columns.append(self._add_tensor(slot, column, tensor, whole, None))
         return tuple(columns)
 
-    def _add_tensor(self, slot: int, column: Column, tensor: torch.Tensor) -> Column:
-        total_length = None
-        announced = announce(tensor.dtype, tuple(tensor.shape))
-        if slot != SHARD_SLOT and self._lengths and column.name in CONTEXT_PARALLEL_FIELDS:
-            total_length, response_length = self._lengths[slot]
-            announced = announce(tensor.dtype, (response_length, *tensor.shape[1:]))
+    def _add_tensor(
+        self, slot: int, column: Column, tensor: torch.Tensor, announced: TensorSlice, spans: _SpansByRank | None
+    ) -> Column:
         owner = min(range(len(self._load)), key=self._load.__getitem__)
-        if total_length is None:
+        if spans is None:
             self._load[owner] += announced.total_bytes
         self.tensors.append(
             PlannedTensor(
@@ -187,7 +206,7 @@ class _Builder:
                 announced=announced,
                 offset=self.data_bytes,
                 source=tensor,
-                total_length=total_length,
+                spans=spans,
                 owner=owner,
             )
         )
@@ -200,6 +219,6 @@ def _digest(content: ShardContent, tensors: list[PlannedTensor], slots: tuple[tu
     digest = xxhash.xxh3_64()
     digest.update(repr((len(content.slots), [[column.name for column in columns] for columns in slots])).encode())
     for tensor in tensors:
-        digest.update(repr((tensor.name, tensor.announced.dtype, tensor.announced.shape, tensor.total_length)).encode())
+        digest.update(repr((tensor.name, tensor.announced.dtype, tensor.announced.shape, tensor.spans)).encode())
     # It travels as a signed 64-bit integer.
     return int(digest.intdigest()) >> 1

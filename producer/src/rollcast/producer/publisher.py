@@ -13,6 +13,7 @@ import xxhash
 
 from rollcast.producer.committer import CommitJob, Committer
 from rollcast.producer.config import PublisherConfig
+from rollcast.producer.context_parallel import ContextLayout
 from rollcast.producer.control import Control, Refusal, Vote, decide
 from rollcast.producer.copy import copy_own, receive_from, send_own
 from rollcast.producer.errors import ProducerError, RolloutDataError, SpoolFullError
@@ -224,7 +225,12 @@ class Publisher:
                 raise RolloutDataError(f"rollout_id is {name.rollout_id}; it must not be negative")
             if name.rollout_id in self._seen:
                 raise RolloutDataError(f"rollout {name.rollout_id} was published before in this attempt")
-            plan = make_plan(rollout_data, self._layout, in_place=self._in_place)
+            plan = make_plan(
+                rollout_data,
+                self._layout,
+                context_layout=ContextLayout(self._config.context_parallel_layout),
+                in_place=self._in_place,
+            )
             if not self._layout.is_writer and not self._in_place:
                 return _Prepared(plan, None)
             self._check_quota(plan)
@@ -250,14 +256,16 @@ class Publisher:
     def _fill(self, plan: ShardPlan, bundle: BundleWriter | None) -> int:
         layout, bucket_bytes = self._layout, self._config.gather_bucket_bytes
         if bundle is None:
-            return send_own(plan, layout, self._control.sender_to(layout.data_parallel_rank, 0), bucket_bytes)
+            return send_own(
+                plan, layout.context_parallel_rank, self._control.sender_to(layout.data_parallel_rank, 0), bucket_bytes
+            )
         if layout.is_writer:
             bundle.file.write_header()
-        copied = copy_own(plan, layout, bundle.file.data)
+        copied = copy_own(plan, layout.context_parallel_rank, bundle.file.data)
         if not self._in_place:
             for peer in range(1, layout.context_parallel_size):
                 receive = self._control.receiver_from(layout.data_parallel_rank, peer)
-                receive_from(plan, layout, peer, receive, bundle.file.data, bucket_bytes)
+                receive_from(plan, peer, receive, bundle.file.data, bucket_bytes)
         bundle.mark_filled(layout.context_parallel_rank)
         return copied
 
@@ -288,7 +296,9 @@ class Publisher:
             tensor_parallel_size=layout.tensor_parallel_size,
             pipeline_parallel_size=layout.pipeline_parallel_size,
             context_parallel_size=layout.context_parallel_size,
-            context_parallel_layout="zigzag" if layout.context_parallel_size > 1 else "none",
+            context_parallel_layout=self._config.context_parallel_layout
+            if layout.context_parallel_size > 1
+            else "none",
             sample_count=len(plan.records.positions) if plan else 0,
             slot_digests=(),
             part_counts=(),
