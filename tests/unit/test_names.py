@@ -61,7 +61,11 @@ def test_public_names_are_frozen_and_importable() -> None:
         "Publisher",
         "PublisherConfig",
         "all_gather_with_cp",
+        "capture_log_probs",
+        "drain_captured_log_probs",
+        "enable_log_prob_capture",
         "get_logits_and_tokens_offset_with_cp",
+        "maybe_capture_log_probs",
         "restore_context_parallel_fields_to_cpu",
         "save_debug_train_data",
     ]

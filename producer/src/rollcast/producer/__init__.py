@@ -12,6 +12,12 @@ if TYPE_CHECKING:
     from rollcast.producer.errors import ProducerError
     from rollcast.producer.fields import restore_context_parallel_fields_to_cpu
     from rollcast.producer.inline import save_debug_train_data
+    from rollcast.producer.log_prob_capture import (
+        capture_log_probs,
+        drain_captured_log_probs,
+        enable_log_prob_capture,
+        maybe_capture_log_probs,
+    )
     from rollcast.producer.publisher import Publisher, PublishResult, PublishStatus
 
 __all__ = [
@@ -21,7 +27,11 @@ __all__ = [
     "Publisher",
     "PublisherConfig",
     "all_gather_with_cp",
+    "capture_log_probs",
+    "drain_captured_log_probs",
+    "enable_log_prob_capture",
     "get_logits_and_tokens_offset_with_cp",
+    "maybe_capture_log_probs",
     "restore_context_parallel_fields_to_cpu",
     "save_debug_train_data",
 ]
@@ -33,7 +43,11 @@ _HOMES = {
     "Publisher": "publisher",
     "PublisherConfig": "config",
     "all_gather_with_cp": "context_parallel",
+    "capture_log_probs": "log_prob_capture",
+    "drain_captured_log_probs": "log_prob_capture",
+    "enable_log_prob_capture": "log_prob_capture",
     "get_logits_and_tokens_offset_with_cp": "context_parallel",
+    "maybe_capture_log_probs": "log_prob_capture",
     "restore_context_parallel_fields_to_cpu": "fields",
     "save_debug_train_data": "inline",
 }
