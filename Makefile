@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 SOURCES := schemas/src producer/src consumer/src deploy/local tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit check format broker clean
+.PHONY: help demo test unit check bench format broker clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -26,6 +26,9 @@ check: $(READY) ## lint, types, and who may import whom
 	$(BIN)/mypy
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+bench: $(READY) ## measure; prints ratios and writes benchmarks/results/
+	PYTHONPATH=tests $(BIN)/python -W ignore benchmarks/restore.py
 
 format: $(READY) ## format the code
 	$(BIN)/ruff format .
