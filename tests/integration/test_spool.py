@@ -123,7 +123,7 @@ def test_an_unusable_spool_switches_publishing_off_with_one_sentence(
 def test_a_peer_that_never_fills_its_part_makes_the_rollout_a_dropped_one(tmp_path: Path) -> None:
     spool = SpoolFolder(tmp_path)
     plan = make_plan(whole_shard(0, 0, 1), ParallelLayout())
-    name = BundleName(0, 1, 0)
+    name = BundleName(0, 1, "dp0")
     publisher = _publisher(tmp_path / "other")
     publisher.publish(0, whole_shard(0, 0, 1))
     publisher.close(0.2)

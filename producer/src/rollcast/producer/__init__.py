@@ -18,7 +18,15 @@ if TYPE_CHECKING:
         enable_log_prob_capture,
         maybe_capture_log_probs,
     )
+    from rollcast.producer.policy_loss import publish_policy_loss_call
     from rollcast.producer.publisher import Publisher, PublishResult, PublishStatus
+    from rollcast.producer.schedule import (
+        ScheduleError,
+        build_dp_schedule,
+        compute_dynamic_global_batch_size,
+        first_fit_pack,
+        pack_step_into_mbs,
+    )
 
 __all__ = [
     "ProducerError",
@@ -26,12 +34,18 @@ __all__ = [
     "PublishStatus",
     "Publisher",
     "PublisherConfig",
+    "ScheduleError",
     "all_gather_with_cp",
+    "build_dp_schedule",
     "capture_log_probs",
+    "compute_dynamic_global_batch_size",
     "drain_captured_log_probs",
     "enable_log_prob_capture",
+    "first_fit_pack",
     "get_logits_and_tokens_offset_with_cp",
     "maybe_capture_log_probs",
+    "pack_step_into_mbs",
+    "publish_policy_loss_call",
     "restore_context_parallel_fields_to_cpu",
     "save_debug_train_data",
 ]
@@ -42,12 +56,18 @@ _HOMES = {
     "PublishStatus": "publisher",
     "Publisher": "publisher",
     "PublisherConfig": "config",
+    "ScheduleError": "schedule",
     "all_gather_with_cp": "context_parallel",
+    "build_dp_schedule": "schedule",
     "capture_log_probs": "log_prob_capture",
+    "compute_dynamic_global_batch_size": "schedule",
     "drain_captured_log_probs": "log_prob_capture",
     "enable_log_prob_capture": "log_prob_capture",
+    "first_fit_pack": "schedule",
     "get_logits_and_tokens_offset_with_cp": "context_parallel",
     "maybe_capture_log_probs": "log_prob_capture",
+    "pack_step_into_mbs": "schedule",
+    "publish_policy_loss_call": "policy_loss",
     "restore_context_parallel_fields_to_cpu": "fields",
     "save_debug_train_data": "inline",
 }

@@ -3,13 +3,10 @@
 import atexit
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
-
-import xxhash
 
 from rollcast.producer.committer import CommitJob, Committer
 from rollcast.producer.config import PublisherConfig
@@ -19,13 +16,12 @@ from rollcast.producer.copy import copy_own, receive_from, send_own
 from rollcast.producer.errors import ProducerError, RolloutDataError, SpoolFullError
 from rollcast.producer.parallel import current_layout
 from rollcast.producer.plan import ShardPlan, make_plan
+from rollcast.producer.session import Session, alone, open_session
 from rollcast.producer.shipper.launch import ShipperLauncher
-from rollcast.producer.spool.folder import BundleName, SpoolFolder
+from rollcast.producer.spool.folder import BundleName
 from rollcast.producer.spool.write import BundleWriter
 from rollcast.schemas.errors import ContractError
-from rollcast.schemas.events import DpShard
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _EXIT_FLUSH_S = 5.0
 _DRAIN_LOOK_EVERY_S = 0.05
 
@@ -81,10 +77,17 @@ class Publisher:
         self._layout = current_layout()
         self._control = Control(self._layout, config.control_timeout_s)
         self._seen: set[int] = set()
+        self._published_alone = 0
         self._disabled: str | None = None
-        self._committer: Committer | None = None
-        if self._layout.takes_part:
-            self._start()
+        if not self._layout.takes_part:
+            return
+        try:
+            self._session = open_session(config, self._layout, self._control)
+            self._start(self._session)
+        except Exception as exc:
+            if config.strict:
+                raise
+            self._disable(str(exc))
 
     def publish(self, rollout_id: int, rollout_data: Mapping[str, Any]) -> PublishResult:
         """Hands a rollout over; every rank calls it with what it holds. Returns when its memory may be reused.
@@ -99,90 +102,64 @@ class Publisher:
         Raises:
             ProducerError: only with `strict`.
         """
+        return self._guarded(lambda: self._publish(rollout_id, rollout_data), f"rollout {rollout_id}")
+
+    def publish_alone(self, stream_kind: str, data: Mapping[str, Any]) -> PublishResult:
+        """Hands over records of this rank alone, as the next of its own stream, without asking its peers.
+
+        Args:
+            stream_kind: the stream is `<stream_kind>/<global rank>`.
+            data: like a shard without context parallelism.
+
+        Raises:
+            ProducerError: only with `strict`.
+        """
+        return self._guarded(lambda: self._publish_alone(stream_kind, data), f"a {stream_kind} record")
+
+    def close(self, timeout_s: float) -> bool:
+        """Commits what is filled and waits for Kafka to have it; tells whether all of this rank was delivered.
+
+        What is not delivered within the bound stays in the spool, and the shipper goes on with it. Nothing can be
+        published afterwards.
+        """
+        if not self._layout.takes_part or self._disabled is not None:
+            return self._disabled is None
+        deadline = time.monotonic() + timeout_s
+        while (drained := not (self._committer.busy or self._session.waiting())) is False:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_DRAIN_LOOK_EVERY_S)
+        finished = self._committer.close(max(0.0, deadline - time.monotonic()))
+        atexit.unregister(self._flush_at_exit)
+        self._trainer_lock.close()
+        self._disabled = "the publisher is closed"
+        return finished and drained
+
+    def _start(self, session: Session) -> None:
+        config = self._config
+        self._trainer_lock = session.spool.register_trainer()
+        session.spool.sweep_unfinished(config.run_id, session.own_sources, session.attempt)
+        launcher = ShipperLauncher(session.spool, config) if config.start_shipper else None
+        self._committer = Committer(session.spool, config.run_id, config.commit_timeout_s, launcher)
+        atexit.register(self._flush_at_exit)
+
+    def _guarded(self, work: Callable[[], PublishResult], what: str) -> PublishResult:
         started = time.perf_counter()
         if not self._layout.takes_part:
             return PublishResult(status=PublishStatus.NOT_INVOLVED)
         if self._disabled is not None:
             return PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
         try:
-            result = self._publish(rollout_id, rollout_data)
+            result = work()
         except Exception as exc:  # the boundary to the training step: nothing may pass it
             if self._config.strict:
                 raise
-            self._disable(f"publishing rollout {rollout_id} failed: {exc!r}")
+            self._disable(f"publishing {what} failed: {exc!r}")
             result = PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
-        return PublishResult(
-            status=result.status,
-            stall_s=time.perf_counter() - started,
-            copied_bytes=result.copied_bytes,
-            raw_bytes=result.raw_bytes,
-            reason=result.reason,
-        )
-
-    def close(self, timeout_s: float) -> bool:
-        """Commits what is filled and waits for Kafka to have it; tells whether all of this shard was delivered.
-
-        What is not delivered within the bound stays in the spool, and the shipper goes on with it. Nothing can be
-        published afterwards.
-        """
-        if self._committer is None:
-            return self._disabled is None
-        deadline = time.monotonic() + timeout_s
-        drained = not self._undelivered()
-        while not drained and time.monotonic() < deadline:
-            time.sleep(_DRAIN_LOOK_EVERY_S)
-            drained = not self._undelivered()
-        finished = self._committer.close(max(0.0, deadline - time.monotonic()))
-        atexit.unregister(self._flush_at_exit)
-        self._trainer_lock.close()
-        delivered = finished and drained and self._disabled is None
-        self._disabled = self._disabled or "the publisher is closed"
-        return delivered
-
-    def _start(self) -> None:
-        """Finds out, together with the other members, whether and how to publish."""
-        try:
-            self._spool = SpoolFolder(self._config.spool_dir)
-            host = int(xxhash.xxh3_64_intdigest(_BOOT_ID.read_bytes())) >> 1
-            token = self._spool.token.stat()
-            earlier = [name.attempt for name, _ in self._spool.bundles_of(self._config.run_id)]
-            attempt = self._config.attempt
-            if attempt is None:
-                attempt = max([time.time_ns() // 1_000_000, *(past + 1 for past in earlier)])
-            message, problem = [1, attempt, host, token.st_dev, token.st_ino], None
-        except (ProducerError, OSError) as exc:
-            message, problem = [0, 0, 0, 0, 0], str(exc)
-        answers = self._control.exchange(message)
-        for member, answer in zip(self._control.members, answers, strict=True):
-            if not answer[0]:
-                own = member.rank == self._layout.rank
-                self._disable(problem if own and problem else f"rank {member.rank} has no usable spool")
-                return
-        self._attempt = max(answer[1] for answer in answers)
-        self._in_place = self._peers_share_the_spool([answer[2:] for answer in answers])
-        if self._layout.is_writer:
-            self._start_writer()
-
-    def _start_writer(self) -> None:
-        config = self._config
-        self._trainer_lock = self._spool.register_trainer()
-        self._spool.sweep_unfinished(config.run_id, self._layout.data_parallel_rank, self._attempt)
-        launcher = ShipperLauncher(self._spool, config) if config.start_shipper else None
-        self._committer = Committer(self._spool, config.run_id, config.commit_timeout_s, launcher)
-        atexit.register(self._flush_at_exit)
-
-    def _peers_share_the_spool(self, places: list[list[int]]) -> bool:
-        if self._config.context_parallel_restore != "auto":
-            return self._config.context_parallel_restore == "in_place"
-        peers = [
-            place
-            for member, place in zip(self._control.members, places, strict=True)
-            if member.data_parallel_rank == self._layout.data_parallel_rank
-        ]
-        return all(place == peers[0] for place in peers)
+        return replace(result, stall_s=time.perf_counter() - started)
 
     def _publish(self, rollout_id: int, rollout_data: Mapping[str, Any]) -> PublishResult:
-        name = BundleName(rollout_id, self._attempt, self._layout.data_parallel_rank)
+        name = BundleName(rollout_id, self._session.attempt, self._session.shard_source)
         prepared = self._prepare(name, rollout_data)
         if isinstance(prepared, Exception):
             message = [self._vote_for(prepared, rollout_id), 0, rollout_id]
@@ -194,47 +171,54 @@ class Publisher:
         assert not isinstance(prepared, Exception)  # noqa: S101  # its vote would have been the refusal
         self._seen.add(rollout_id)
         plan, bundle = prepared.plan, prepared.bundle
-        if not self._in_place:
+        if not self._session.in_place:
             # A message that fails leaves the peers out of step, so it ends publishing, as a lost peer does.
-            copied = self._fill(plan, bundle)
+            copied = self._send_and_receive(plan, bundle)
         else:
             try:
-                copied = self._fill(plan, bundle)
+                copied = self._copy_in_place(plan, bundle)
             except Exception as exc:  # noqa: BLE001  # whatever it is, this rollout alone is lost
                 return self._give_up(name, exc)
-        if self._committer is not None:
-            fillers = self._layout.context_parallel_size if self._in_place else 1
-            shard = self._event(name, plan, None)
+        if self._layout.is_writer:
+            fillers = self._layout.context_parallel_size if self._session.in_place else 1
+            shard = self._session.closing_event(rollout_id, plan)
             self._committer.submit(CommitJob(name=name, content=plan.records, shard=shard, peers=fillers))
         return PublishResult(status=PublishStatus.PUBLISHED, copied_bytes=copied, raw_bytes=plan.data_bytes)
 
-    def _give_up(self, name: BundleName, error: Exception) -> PublishResult:
-        """Drops an agreed rollout that this rank could not copy: without its mark the bundle is never committed."""
-        reason = f"rank {self._layout.rank} could not copy its records: {error!r}"
-        _log.error("rollout %d is dropped: %s", name.rollout_id, reason)
-        if self._committer is not None:
-            self._committer.submit(CommitJob(name=name, content=None, shard=self._event(name, None, reason), peers=0))
-        if self._config.strict:
-            raise ProducerError(f"rollout {name.rollout_id} is dropped: {reason}") from error
-        return PublishResult(status=PublishStatus.DROPPED, reason=reason)
+    def _publish_alone(self, stream_kind: str, data: Mapping[str, Any]) -> PublishResult:
+        number = self._published_alone
+        self._published_alone += 1
+        name = BundleName(number, self._session.attempt, f"loss{self._layout.rank}")
+        try:
+            plan = make_plan(data, alone(self._layout))
+            self._check_quota(plan)
+            bundle = BundleWriter(self._session.filling(name), plan)
+            bundle.file.write_header()
+            copied = copy_own(plan, 0, bundle.file.data)
+            bundle.mark_filled(0)
+        except (ContractError, ProducerError, TypeError, OSError) as exc:
+            if self._config.strict:
+                raise
+            _log.error("%s record %d of rank %d is dropped: %s", stream_kind, number, self._layout.rank, exc)
+            return PublishResult(status=PublishStatus.DROPPED, reason=str(exc))
+        shard = self._session.closing_event(number, plan, stream=f"{stream_kind}/{self._layout.rank}")
+        self._committer.submit(CommitJob(name=name, content=plan.records, shard=shard, peers=1))
+        return PublishResult(status=PublishStatus.PUBLISHED, copied_bytes=copied, raw_bytes=plan.data_bytes)
 
-    def _prepare(self, name: BundleName, rollout_data: Mapping[str, Any]) -> "_Prepared | Exception":
+    def _prepare(self, name: BundleName, rollout_data: Mapping[str, Any]) -> _Prepared | Exception:
         """Does everything that can fail before the ranks agree; a failure becomes this rank's vote."""
+        in_place = self._session.in_place
         try:
             if name.rollout_id < 0:
                 raise RolloutDataError(f"rollout_id is {name.rollout_id}; it must not be negative")
             if name.rollout_id in self._seen:
                 raise RolloutDataError(f"rollout {name.rollout_id} was published before in this attempt")
-            plan = make_plan(
-                rollout_data,
-                self._layout,
-                context_layout=ContextLayout(self._config.context_parallel_layout),
-                in_place=self._in_place,
-            )
-            if not self._layout.is_writer and not self._in_place:
+            context_layout = ContextLayout(self._config.context_parallel_layout)
+            plan = make_plan(rollout_data, self._layout, context_layout=context_layout, in_place=in_place)
+            if not self._layout.is_writer and not in_place:
                 return _Prepared(plan, None)
             self._check_quota(plan)
-            return _Prepared(plan, BundleWriter(self._spool.filling(self._config.run_id, name), plan))
+            return _Prepared(plan, BundleWriter(self._session.filling(name), plan))
         except Exception as exc:  # noqa: BLE001  # whatever it is, the peers are waiting for this rank's vote
             return exc
 
@@ -246,80 +230,65 @@ class Publisher:
         return Vote.BAD_DATA if isinstance(error, (ContractError, TypeError, ValueError)) else Vote.FAILED
 
     def _check_quota(self, plan: ShardPlan) -> None:
-        used = self._spool.used_bytes()
+        spool = self._session.spool
+        used = spool.used_bytes()
         if used + plan.data_bytes > self._config.max_spool_bytes:
             raise SpoolFullError(
-                f"the spool {self._spool.path} holds {used} bytes and the shard has {plan.data_bytes}, above "
+                f"the spool {spool.path} holds {used} bytes and the shard has {plan.data_bytes}, above "
                 f"max_spool_bytes {self._config.max_spool_bytes}; is Kafka reachable?"
             )
 
-    def _fill(self, plan: ShardPlan, bundle: BundleWriter | None) -> int:
-        layout, bucket_bytes = self._layout, self._config.gather_bucket_bytes
-        if bundle is None:
-            return send_own(
-                plan, layout.context_parallel_rank, self._control.sender_to(layout.data_parallel_rank, 0), bucket_bytes
-            )
-        if layout.is_writer:
+    def _copy_in_place(self, plan: ShardPlan, bundle: BundleWriter | None) -> int:
+        assert bundle is not None  # noqa: S101  # every peer made one
+        rank = self._layout.context_parallel_rank
+        if self._layout.is_writer:
             bundle.file.write_header()
-        copied = copy_own(plan, layout.context_parallel_rank, bundle.file.data)
-        if not self._in_place:
-            for peer in range(1, layout.context_parallel_size):
-                receive = self._control.receiver_from(layout.data_parallel_rank, peer)
-                receive_from(plan, peer, receive, bundle.file.data, bucket_bytes)
-        bundle.mark_filled(layout.context_parallel_rank)
+        copied = copy_own(plan, rank, bundle.file.data)
+        bundle.mark_filled(rank)
         return copied
 
-    def _refuse(self, name: BundleName, refusal: Refusal, prepared: "_Prepared | Exception") -> PublishResult:
+    def _send_and_receive(self, plan: ShardPlan, bundle: BundleWriter | None) -> int:
+        layout, bucket_bytes = self._layout, self._config.gather_bucket_bytes
+        if bundle is None:
+            send = self._control.sender_to(layout.data_parallel_rank, 0)
+            return send_own(plan, layout.context_parallel_rank, send, bucket_bytes)
+        bundle.file.write_header()
+        copied = copy_own(plan, 0, bundle.file.data)
+        for peer in range(1, layout.context_parallel_size):
+            receive = self._control.receiver_from(layout.data_parallel_rank, peer)
+            receive_from(plan, peer, receive, bundle.file.data, bucket_bytes)
+        bundle.mark_filled(0)
+        return copied
+
+    def _refuse(self, name: BundleName, refusal: Refusal, prepared: _Prepared | Exception) -> PublishResult:
         error = prepared if isinstance(prepared, Exception) else None
         if not isinstance(prepared, Exception) and prepared.bundle is not None:
             prepared.bundle.discard()
         reason = f"{refusal.reason}: {error}" if error else refusal.reason
-        _log.error("rollout %d is dropped: %s", name.rollout_id, reason)
         if refusal.announced:
             self._seen.add(name.rollout_id)
-            if self._committer is not None:
-                shard = self._event(name, None, refusal.reason)
-                self._committer.submit(CommitJob(name=name, content=None, shard=shard, peers=0))
+            self._announce_drop(name, refusal.reason)
+        return self._dropped(name, reason, error)
+
+    def _give_up(self, name: BundleName, error: Exception) -> PublishResult:
+        """Drops an agreed rollout that this rank could not copy: without its mark the bundle is never committed."""
+        reason = f"rank {self._layout.rank} could not copy its records: {error!r}"
+        self._announce_drop(name, reason)
+        return self._dropped(name, reason, error)
+
+    def _announce_drop(self, name: BundleName, reason: str) -> None:
+        if self._layout.is_writer:
+            shard = self._session.closing_event(name.rollout_id, None, dropped_reason=reason)
+            self._committer.submit(CommitJob(name=name, content=None, shard=shard, peers=0))
+
+    def _dropped(self, name: BundleName, reason: str, error: Exception | None) -> PublishResult:
+        _log.error("rollout %d is dropped: %s", name.rollout_id, reason)
         if self._config.strict:
             raise RolloutDataError(f"rollout {name.rollout_id} is dropped: {reason}") from error
         return PublishResult(status=PublishStatus.DROPPED, reason=reason)
 
-    def _event(self, name: BundleName, plan: ShardPlan | None, dropped_reason: str | None) -> DpShard:
-        layout = self._layout
-        return DpShard(
-            run_id=self._config.run_id,
-            attempt=name.attempt,
-            rollout_id=name.rollout_id,
-            data_parallel_rank=layout.data_parallel_rank,
-            data_parallel_size=layout.data_parallel_size,
-            rank=layout.rank,
-            tensor_parallel_size=layout.tensor_parallel_size,
-            pipeline_parallel_size=layout.pipeline_parallel_size,
-            context_parallel_size=layout.context_parallel_size,
-            context_parallel_layout=self._config.context_parallel_layout
-            if layout.context_parallel_size > 1
-            else "none",
-            sample_count=len(plan.records.positions) if plan else 0,
-            slot_digests=(),
-            part_counts=(),
-            raw_bytes=plan.data_bytes if plan else 0,
-            replaced_values=plan.records.replaced_values if plan else 0,
-            dropped_reason=dropped_reason,
-            published_at_ms=time.time_ns() // 1_000_000,
-        )
-
-    def _undelivered(self) -> bool:
-        return self._committer is not None and (
-            self._committer.busy
-            or any(
-                name.data_parallel_rank == self._layout.data_parallel_rank
-                for name, _ in self._spool.bundles_of(self._config.run_id)
-            )
-        )
-
     def _flush_at_exit(self) -> None:
-        if self._committer is not None:
-            self._committer.close(_EXIT_FLUSH_S)
+        self._committer.close(_EXIT_FLUSH_S)
 
     def _disable(self, reason: str) -> None:
         self._disabled = reason

@@ -16,6 +16,7 @@ from rollcast.schemas.errors import (
 )
 from rollcast.schemas.events import (
     SHARD_SLOT,
+    TRAIN_STREAM,
     Column,
     DeadLetter,
     DpShard,
@@ -37,6 +38,7 @@ __all__ = [
     "DEFAULT_LIMITS",
     "DEFAULT_MAX_PART_BYTES",
     "SHARD_SLOT",
+    "TRAIN_STREAM",
     "Column",
     "ContractError",
     "DeadLetter",

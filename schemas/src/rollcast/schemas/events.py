@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import TypeAlias
 
+TRAIN_STREAM = "train"
+"""The stream of train dumps; others have a rank's own numbering of something else."""
+
 SHARD_SLOT = -1
 """Slot number of the columns that belong to a whole shard, not to one sample."""
 
@@ -63,6 +66,7 @@ class SamplePart:
 
     run_id: str
     attempt: int
+    stream: str = TRAIN_STREAM
     rollout_id: int
     data_parallel_rank: int
     slot: int
@@ -79,6 +83,7 @@ class DpShard:
 
     run_id: str
     attempt: int
+    stream: str = TRAIN_STREAM
     rollout_id: int
     data_parallel_rank: int
     data_parallel_size: int

@@ -10,7 +10,7 @@ import xxhash
 from rollcast.schemas.codec import RAW, compress, decompress_into
 from rollcast.schemas.dtypes import ITEM_BYTES, PACKED_VALUE, item_bytes
 from rollcast.schemas.errors import ContractError, LimitError, ShardContentError
-from rollcast.schemas.events import Column, PlainValue, SamplePart, TensorSlice
+from rollcast.schemas.events import TRAIN_STREAM, Column, PlainValue, SamplePart, TensorSlice
 from rollcast.schemas.framing import decode_value, encode_column, encode_value
 from rollcast.schemas.limits import DEFAULT_LIMITS, DEFAULT_MAX_PART_BYTES, Limits
 
@@ -30,6 +30,7 @@ class SlotId:
 
     run_id: str
     attempt: int
+    stream: str = TRAIN_STREAM
     rollout_id: int
     data_parallel_rank: int
     slot: int
@@ -84,7 +85,7 @@ def split(slot: SlotId, columns: Sequence[Column], max_part_bytes: int = DEFAULT
     Raises:
         ContractError: `max_part_bytes` is below `MIN_PART_BYTES`, or the run id leaves no room in it.
     """
-    room = max_part_bytes - _ENVELOPE_BYTES - len(slot.run_id.encode())
+    room = max_part_bytes - _ENVELOPE_BYTES - len(slot.run_id.encode()) - len(slot.stream.encode())
     if max_part_bytes < MIN_PART_BYTES or room < MIN_PART_BYTES // 2:
         raise ContractError(f"max_part_bytes is {max_part_bytes}; it must be at least {MIN_PART_BYTES}")
     groups: list[list[Column]] = [[]]
@@ -99,6 +100,7 @@ def split(slot: SlotId, columns: Sequence[Column], max_part_bytes: int = DEFAULT
         SamplePart(
             run_id=slot.run_id,
             attempt=slot.attempt,
+            stream=slot.stream,
             rollout_id=slot.rollout_id,
             data_parallel_rank=slot.data_parallel_rank,
             slot=slot.slot,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from rollcast.schemas.errors import ContractError
+from rollcast.schemas.events import TRAIN_STREAM
 from rollcast.schemas.limits import DEFAULT_LIMITS
 
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,200}\Z")
@@ -60,9 +61,9 @@ class Topics:
         }
 
 
-def record_key(run_id: str, rollout_id: int) -> bytes:
+def record_key(run_id: str, rollout_id: int, stream: str = TRAIN_STREAM) -> bytes:
     """Returns the Kafka key that puts all records of one rollout into one partition."""
-    return f"{run_id}/{rollout_id}".encode()
+    return f"{run_id}/{rollout_id}".encode() if stream == TRAIN_STREAM else f"{run_id}/{stream}/{rollout_id}".encode()
 
 
 def check_run_id(run_id: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -16,16 +16,29 @@ def rollout_log_metric_contribution(
 ) -> tuple[float, float]:
     """Returns `(sum, count)` of one rank, for `gather_and_reduce_log_dict` over data- and context-parallel ranks.
 
-    The sums of all ranks divided by all counts are the mean over rollouts that training reports: both are
-    `cp_size` times too large, since a shard's count is given by each of its context-parallel ranks.
+    The sums of all ranks divided by all counts are the mean over rollouts that training reports. Both totals are
+    `cp_size` times too large: the count of a shard is given by each of its context-parallel ranks.
 
     Args:
         per_rank_reducer_sum: what the reducer gave on this rank, over all its samples.
         cp_size: context-parallel size.
-        num_rollouts_in_rollout: number of rollouts (groups of samples) that are averaged, over all ranks.
+        num_rollouts_in_rollout: how many rollouts, in the sense of sample groups, all ranks together hold.
         dp_size: number of data-parallel shards, context parallelism left aside.
     """
     return cp_size * float(per_rank_reducer_sum), num_rollouts_in_rollout / dp_size
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """One metric of one rank; a plain value counts as one."""
+
+    is_pair: bool
+    sum: float
+    count: float
+
+
+_Report: TypeAlias = dict[str, _Entry] | str
+"""The metrics of a rank, or what is wrong with them."""
 
 
 def gather_and_reduce_log_dict(
@@ -41,51 +54,40 @@ def gather_and_reduce_log_dict(
         log_dict: this rank's metrics, numbers or pairs of numbers.
         dp_size: number of ranks in the group.
         dp_src_rank: global rank that gets the result.
-        dp_group: group of the ranks whose metrics are put together, gloo; not used where `dp_size` is 1.
+        dp_group: the ranks whose metrics are put together, over gloo; not used where `dp_size` is 1.
 
     Raises:
-        RolloutDataError: a value is not a number or pair of numbers; the message names rank and key.
+        RolloutDataError: a value is not a number or pair of numbers, or a pair on one rank and plain on another; the
+            message names rank and key.
         ProducerError: size or source rank are not those of the group.
     """
-    own = _checked(log_dict)
+    own = _report(log_dict)
     if dp_size == 1:
-        reduced = _reduce([own], [dist.get_rank() if dist.is_initialized() else 0])
-        return reduced
+        return _reduce([own], [dp_src_rank])
     ranks = dist.get_process_group_ranks(dp_group)
     if len(ranks) != dp_size or dp_src_rank not in ranks:
         raise ProducerError(
             f"dp_size is {dp_size} and dp_src_rank {dp_src_rank}, but the group has the ranks {ranks}; "
             "take all three from the same group"
         )
-    everyone: list[Any] = [None] * dp_size
-    # To all, not only to the source: every rank must see what another one did wrong.
-    dist.all_gather_object(everyone, own, group=dp_group)
-    reduced = _reduce(everyone, ranks)
+    reports: list[Any] = [None] * dp_size
+    # To all, not only to the source: every rank must learn what is wrong with another one's metrics.
+    dist.all_gather_object(reports, own, group=dp_group)
+    reduced = _reduce(reports, ranks)
     return reduced if dist.get_rank() == dp_src_rank else None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Checked:
-    """One rank's log dict: plain numbers and pairs apart, or why it cannot be used."""
-
-    plain: dict[str, float]
-    pairs: dict[str, tuple[float, float]]
-    complaint: str | None = None
-
-
-def _checked(log_dict: Mapping[str, Any]) -> _Checked:
-    result = _Checked(plain={}, pairs={})
+def _report(log_dict: Mapping[str, Any]) -> _Report:
+    entries: dict[str, _Entry] = {}
     for key, value in log_dict.items():
         is_pair = isinstance(value, tuple) and len(value) == 2
-        numbers = [_number(part) for part in (value if is_pair else (value,))]
-        # Written so that a count that is NaN is refused too.
-        if None in numbers or (is_pair and not numbers[1] >= 0):
-            return _Checked(
-                plain={},
-                pairs={},
-                complaint=f"metric {key!r} is {_shortened(value)}; give a number, or (sum, count) with a count from 0",
-            )
-    return result
+        total = _number(value[0] if is_pair else value)
+        count = _number(value[1]) if is_pair else 1.0
+        # Not `count < 0`: a count that is NaN is refused too.
+        if not isinstance(key, str) or total is None or count is None or not count >= 0:
+            return f"metric {key!r} is {repr(value)[:100]}; give a number, or a pair of a sum and a count from 0"
+        entries[key] = _Entry(is_pair, total, count)
+    return entries
 
 
 def _number(value: object) -> float | None:
@@ -93,5 +95,21 @@ def _number(value: object) -> float | None:
         return None
     try:
         return float(value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # several elements, complex, beyond float
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # complex, too large, or not one element
         return None
+
+
+def _reduce(reports: Sequence[_Report], ranks: Sequence[int]) -> dict[str, float]:
+    totals: dict[str, _Entry] = {}
+    for rank, report in zip(ranks, reports, strict=True):
+        if isinstance(report, str):
+            raise RolloutDataError(f"the log dict of rank {rank} cannot be used: {report}")
+        for key, entry in report.items():
+            before = totals.get(key, _Entry(entry.is_pair, 0.0, 0.0))
+            if before.is_pair != entry.is_pair:
+                raise RolloutDataError(
+                    f"metric {key!r} is {'a pair' if entry.is_pair else 'a plain value'} on rank {rank} but not on "
+                    "ranks before it; report it the same way on all"
+                )
+            totals[key] = _Entry(entry.is_pair, before.sum + entry.sum, before.count + entry.count)
+    return {key: entry.sum / entry.count for key, entry in totals.items() if entry.count > 0}

@@ -45,10 +45,13 @@ def get_sum_of_sample_mean(
     """
     _check_columns(total_lengths, response_lengths, loss_masks, sample_denoms, max_seq_lens)
     layout = current_layout()
+    padded_lengths: Sequence[int | None] = max_seq_lens or [None] * len(loss_masks)
     masks = [
-        _held_part(mask, total, response, qkv_format, padded, layout.context_parallel_rank, layout.context_parallel_size)
+        _held_part(
+            mask, total, response, qkv_format, padded, layout.context_parallel_rank, layout.context_parallel_size
+        )
         for total, response, mask, padded in zip(
-            total_lengths, response_lengths, loss_masks, max_seq_lens or [None] * len(loss_masks), strict=True
+            total_lengths, response_lengths, loss_masks, padded_lengths, strict=True
         )
     ]
     # From the whole masks: a denominator must not depend on how a response is cut.
@@ -68,7 +71,7 @@ def get_sum_of_sample_mean(
             )
         result = x[:0].sum()
         for values, mask, ignore, denominator in zip(
-            x.split(held_lengths), masks, ignored, denominators, strict=True
+            torch.split(x, held_lengths), masks, ignored, denominators, strict=True
         ):
             masked_sum = (values.masked_fill(ignore, 0) * mask).sum()
             result = result + (masked_sum if calculate_per_token_loss else masked_sum / denominator)

@@ -48,13 +48,12 @@ def reduce_train_step_metrics(
     except RolloutDataError as exc:
         fault = exc
     if dp_with_cp_group is not None:
-        device = _collective_device(dp_with_cp_group)
         # Ranks that disagree on the size of what they add up would hang or mix up each other's metrics.
-        fault = _agree(fault, keys, device, dp_with_cp_group)
+        fault = _agree(fault, keys, dp_with_cp_group)
     if fault is not None:
         raise fault
     if dp_with_cp_group is not None:
-        values = values.to(device)
+        values = values.to(_collective_device(dp_with_cp_group))
         dist.all_reduce(values, group=dp_with_cp_group)
     tokens, *sums = values.tolist()
     if not calculate_per_token_loss:
@@ -88,12 +87,10 @@ def _sum_micro_batches(losses_reduced: Sequence[Mapping[str, Any]]) -> tuple[lis
     return keys, total
 
 
-def _agree(
-    fault: RolloutDataError | None, keys: Sequence[str], device: torch.device, group: Any
-) -> RolloutDataError | None:
+def _agree(fault: RolloutDataError | None, keys: Sequence[str], group: Any) -> RolloutDataError | None:
     """Returns None if every rank can go on with the same keys, else what this rank raises; the first collective."""
     digest = int.from_bytes(hashlib.blake2b(repr(list(keys)).encode(), digest_size=7).digest(), "big")
-    vote = torch.tensor([dist.get_rank() if fault else -1, digest, -digest], device=device)
+    vote = torch.tensor([dist.get_rank() if fault else -1, digest, -digest], device=_collective_device(group))
     dist.all_reduce(vote, op=dist.ReduceOp.MAX, group=group)
     faulty_rank, highest, negated_lowest = vote.tolist()
     if fault is not None:
@@ -108,4 +105,6 @@ def _agree(
 
 
 def _collective_device(group: Any) -> torch.device:
-    return torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend(group) else torch.device("cpu")
+    return (
+        torch.device("cuda", torch.cuda.current_device()) if "nccl" in dist.get_backend(group) else torch.device("cpu")
+    )

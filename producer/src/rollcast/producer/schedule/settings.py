@@ -67,11 +67,8 @@ def positive_setting(source: Any, name: str, *, where: str = "args", default: in
     value = setting(source, name)
     if value is None and default is not None:
         return default
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = 0
-    if number < 1:
+    number = _whole_number(value)
+    if number is None or number < 1:
         raise ScheduleError(f"{where}.{name} is {value!r}; the schedule needs a positive integer there")
     return number
 
@@ -84,11 +81,15 @@ def whole_numbers(name: str, values: Iterable[Any]) -> list[int]:
     """
     numbers = []
     for place, value in enumerate(values):
-        try:
-            number = operator.index(value)
-        except TypeError:
-            number = -1
-        if number < 0:
+        number = _whole_number(value)
+        if number is None or number < 0:
             raise ScheduleError(f"{name}[{place}] is {value!r}; it needs an integer of 0 or more for each sample")
         numbers.append(number)
     return numbers
+
+
+def _whole_number(value: Any) -> int | None:
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None

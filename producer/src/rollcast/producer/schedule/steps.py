@@ -1,8 +1,9 @@
 """Cuts the rollouts of a batch into optimizer steps; the samples of one rollout stay together."""
 
+import operator
 import pkgutil
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from rollcast.producer.schedule.errors import ScheduleError
 from rollcast.producer.schedule.settings import setting
@@ -48,7 +49,7 @@ def _custom_steps(custom: object, groups: list[RolloutGroup], global_batch_size:
     # Copies: what the hook does to its lists must not reach the check below.
     result = split([list(group) for group in groups], global_batch_size)
     try:
-        steps = [[tuple(group) for group in step] for step in result]
+        steps = [[tuple(operator.index(sample) for sample in group) for group in step] for step in result]
     except TypeError as exc:
         raise ScheduleError(
             f"args.custom_step_split {custom!r} returned no list of steps, each a list of rollout groups: {exc}"
@@ -84,4 +85,4 @@ def _resolve(custom: object) -> StepSplit:
             f"args.custom_step_split {custom!r} is a {type(found).__name__}: give a function or its import path, "
             "package.module:function"
         )
-    return found
+    return cast(StepSplit, found)

@@ -38,6 +38,7 @@ def _id_of(slot: SamplePart) -> SlotId:
     return SlotId(
         run_id=slot.run_id,
         attempt=slot.attempt,
+        stream=slot.stream,
         rollout_id=slot.rollout_id,
         data_parallel_rank=slot.data_parallel_rank,
         slot=slot.slot,

@@ -106,7 +106,7 @@ class Shipper:
     async def _ship(self, delivery: Delivery, path: Path) -> None:
         try:
             bundle = await asyncio.to_thread(read_bundle, path)
-            key = record_key(bundle.shard.run_id, bundle.shard.rollout_id)
+            key = record_key(bundle.shard.run_id, bundle.shard.rollout_id, bundle.shard.stream)
             digests: list[bytes] = []
             part_counts: list[int] = []
             wire_bytes = 0

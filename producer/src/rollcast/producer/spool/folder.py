@@ -13,6 +13,7 @@ import fcntl
 import os
 import re
 import shutil
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -20,32 +21,32 @@ from typing import IO
 from rollcast.producer.errors import SpoolError
 from rollcast.schemas.topics import file_name_for
 
-_NAME = re.compile(r"(\d+)-a(\d+)-dp(\d+)\Z")
+_NAME = re.compile(r"(\d+)-a(\d+)-((?:dp|loss)\d+)\Z")
 _FILLING = ".filling"
 
 
 @dataclass(frozen=True, order=True, slots=True)
 class BundleName:
-    """Name of a bundle's folder, `<rollout_id>-a<attempt>-dp<rank>`; sorts in rollout order.
+    """Name of a bundle's folder, `<number>-a<attempt>-<source>`; sorts in rollout order.
 
     Attributes:
-        rollout_id: number of the rollout.
+        rollout_id: number of the rollout, or of the policy-loss call.
         attempt: one start of the trainer.
-        data_parallel_rank: the shard.
+        source: `dp<data-parallel rank>` of a shard, `loss<global rank>` of a policy-loss call.
     """
 
     rollout_id: int
     attempt: int
-    data_parallel_rank: int
+    source: str
 
     def __str__(self) -> str:
-        return f"{self.rollout_id}-a{self.attempt}-dp{self.data_parallel_rank}"
+        return f"{self.rollout_id}-a{self.attempt}-{self.source}"
 
     @staticmethod
     def parse(text: str) -> "BundleName | None":
         """Returns the name, or None where `text` is none."""
         match = _NAME.match(text)
-        return BundleName(*map(int, match.groups())) if match else None
+        return BundleName(int(match[1]), int(match[2]), match[3]) if match else None
 
 
 class SpoolFolder:
@@ -104,15 +105,15 @@ class SpoolFolder:
                     total += (Path(folder) / file).stat().st_size
         return total
 
-    def sweep_unfinished(self, run_id: str, data_parallel_rank: int, below_attempt: int) -> int:
-        """Removes what earlier attempts of a shard left half-filled; returns how many."""
+    def sweep_unfinished(self, run_id: str, sources: Collection[str], below_attempt: int) -> int:
+        """Removes what earlier attempts of these sources left half-filled; returns how many."""
         swept = 0
         with contextlib.suppress(FileNotFoundError):
             for entry in (self.path / file_name_for(run_id)).iterdir():
                 name = BundleName.parse(entry.name.removeprefix(".").removesuffix(_FILLING))
                 if not entry.name.endswith(_FILLING) or name is None:
                     continue
-                if name.data_parallel_rank == data_parallel_rank and name.attempt < below_attempt:
+                if name.source in sources and name.attempt < below_attempt:
                     shutil.rmtree(entry, ignore_errors=True)
                     swept += 1
         return swept

@@ -85,6 +85,7 @@ def _slot_records(content: ShardRecords, shard: DpShard) -> Iterator[SamplePart]
         yield SamplePart(
             run_id=shard.run_id,
             attempt=shard.attempt,
+            stream=shard.stream,
             rollout_id=shard.rollout_id,
             data_parallel_rank=shard.data_parallel_rank,
             slot=SHARD_SLOT if own else index,

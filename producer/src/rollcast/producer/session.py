@@ -1,0 +1,145 @@
+"""What the ranks find out together at start, and what follows from it for every bundle."""
+
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import xxhash
+
+from rollcast.producer.config import PublisherConfig
+from rollcast.producer.control import Control
+from rollcast.producer.errors import ProducerError
+from rollcast.producer.parallel import ParallelLayout
+from rollcast.producer.plan import ShardPlan
+from rollcast.producer.spool.folder import BundleName, SpoolFolder
+from rollcast.schemas.events import TRAIN_STREAM, DpShard
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Session:
+    """One start of the publisher on one rank that takes part.
+
+    Attributes:
+        config: of the publisher.
+        layout: this rank's coordinates.
+        spool: its spool.
+        attempt: number of this start, agreed by all ranks.
+        in_place: the context-parallel peers map one file; otherwise they send their pieces to the writer.
+    """
+
+    config: PublisherConfig
+    layout: ParallelLayout
+    spool: SpoolFolder
+    attempt: int
+    in_place: bool
+
+    @property
+    def shard_source(self) -> str:
+        """Source of this shard's bundles."""
+        return f"dp{self.layout.data_parallel_rank}"
+
+    @property
+    def own_sources(self) -> set[str]:
+        """Sources of the bundles that this rank commits."""
+        return {f"loss{self.layout.rank}"} | ({self.shard_source} if self.layout.is_writer else set[str]())
+
+    def closing_event(
+        self, rollout_id: int, plan: ShardPlan | None, *, dropped_reason: str | None = None, stream: str = TRAIN_STREAM
+    ) -> DpShard:
+        """Returns the shard's closing event, digests and part counts still empty.
+
+        Args:
+            rollout_id: number of the rollout in its stream.
+            plan: of the shard; None for a dropped one.
+            dropped_reason: why it was dropped.
+            stream: another one than the train stream is this rank's alone.
+        """
+        layout, alone = self.layout, stream != TRAIN_STREAM
+        split = layout.context_parallel_size > 1 and not alone
+        return DpShard(
+            run_id=self.config.run_id,
+            attempt=self.attempt,
+            stream=stream,
+            rollout_id=rollout_id,
+            data_parallel_rank=0 if alone else layout.data_parallel_rank,
+            data_parallel_size=1 if alone else layout.data_parallel_size,
+            rank=layout.rank,
+            tensor_parallel_size=layout.tensor_parallel_size,
+            pipeline_parallel_size=layout.pipeline_parallel_size,
+            context_parallel_size=layout.context_parallel_size,
+            context_parallel_layout=self.config.context_parallel_layout if split else "none",
+            sample_count=len(plan.records.positions) if plan else 0,
+            slot_digests=(),
+            part_counts=(),
+            raw_bytes=plan.data_bytes if plan else 0,
+            replaced_values=plan.records.replaced_values if plan else 0,
+            dropped_reason=dropped_reason,
+            published_at_ms=_now_ms(),
+        )
+
+    def filling(self, name: BundleName) -> Path:
+        """Returns where a bundle is filled."""
+        return self.spool.filling(self.config.run_id, name)
+
+    def waiting(self) -> bool:
+        """Tells whether a bundle of this rank is still in the spool."""
+        return any(name.source in self.own_sources for name, _ in self.spool.bundles_of(self.config.run_id))
+
+
+def open_session(config: PublisherConfig, layout: ParallelLayout, control: Control) -> Session:
+    """Returns the session that all members agree on; collective over them.
+
+    Raises:
+        ProducerError: on all of them, where one has no usable spool.
+    """
+    try:
+        spool = SpoolFolder(config.spool_dir)
+        message, problem = _introduction(config, spool), ""
+    except (ProducerError, OSError) as exc:
+        spool, message, problem = None, [0, 0, 0, 0, 0], str(exc)
+    answers = control.exchange(message)
+    for member, answer in zip(control.members, answers, strict=True):
+        if not answer[0]:
+            raise ProducerError(problem or f"rank {member.rank} has no usable spool")
+    assert spool is not None  # noqa: S101  # its failure would have been this rank's answer
+    places = [
+        answer[2:]
+        for member, answer in zip(control.members, answers, strict=True)
+        if member.data_parallel_rank == layout.data_parallel_rank
+    ]
+    return Session(
+        config=config,
+        layout=layout,
+        spool=spool,
+        attempt=max(answer[1] for answer in answers),
+        in_place=_in_place(config, places),
+    )
+
+
+def _introduction(config: PublisherConfig, spool: SpoolFolder) -> list[int]:
+    """Returns what this rank tells the others: usable, proposed attempt, and what tells its spool from another."""
+    token = spool.token.stat()
+    # Mappings of a network file system are not coherent between hosts, so the inode alone does not do.
+    host = int(xxhash.xxh3_64_intdigest(_BOOT_ID.read_bytes())) >> 1
+    attempt = config.attempt
+    if attempt is None:
+        earlier = [name.attempt for name, _ in spool.bundles_of(config.run_id)]
+        attempt = max([_now_ms(), *(past + 1 for past in earlier)])
+    return [1, attempt, host, token.st_dev, token.st_ino]
+
+
+def _in_place(config: PublisherConfig, places: list[list[int]]) -> bool:
+    if config.context_parallel_restore != "auto":
+        return config.context_parallel_restore == "in_place"
+    return all(place == places[0] for place in places)
+
+
+def alone(layout: ParallelLayout) -> ParallelLayout:
+    """Returns the layout of a rank that shares nothing with its peers."""
+    return replace(layout, context_parallel_rank=0, context_parallel_size=1)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
