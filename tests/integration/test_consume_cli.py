@@ -85,6 +85,18 @@ def test_inspect_shows_rollout_columns_and_layout(
         assert expected in shown
 
 
+def test_inspect_shows_a_dump_whose_manifest_is_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.pt.manifest.json").write_text("{")
+
+    assert command(monkeypatch, "inspect", dump_file(tmp_path / "a.pt")) == 0
+
+    shown = capsys.readouterr().out.replace("\n", "")
+    assert "log_probs" in shown
+    assert "a.pt.manifest.json is not used: not a manifest" in shown
+
+
 @pytest.mark.parametrize("content", [None, b"", b"garbage", b"PK\x03\x04 cut"])
 @pytest.mark.parametrize("subcommand", [("inspect",), ("diff", "{file}")])
 def test_a_file_that_is_no_dump_is_one_sentence(

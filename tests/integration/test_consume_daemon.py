@@ -209,6 +209,29 @@ async def test_after_a_restart_nothing_changes_and_everything_is_committed(insta
     assert installed.digests() == before
 
 
+async def test_a_coordinator_that_has_just_moved_does_not_send_the_daemon_back_to_the_beginning(
+    installed: Installation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    frames = keyed("run", 1, frames_of("run", 1, 1, shards(1)))
+    async with running(installed.config):
+        await installed.send(frames)
+        await installed.dumps(1)
+    asked = []
+    ask = AIOKafkaAdminClient.list_consumer_group_offsets
+
+    async def answer_nothing_at_first(self: AIOKafkaAdminClient, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        asked.append(args)
+        return {} if len(asked) == 1 else await ask(self, *args, **kwargs)
+
+    monkeypatch.setattr(AIOKafkaAdminClient, "list_consumer_group_offsets", answer_nothing_at_first)
+    async with running(installed.config) as daemon:
+        await installed.send(frames[:1])
+        await _until(lambda: daemon.stats.records > 0)
+
+    assert len(asked) == 2
+    assert daemon.stats.records == 1
+
+
 async def test_whoever_reads_everything_again_recognises_what_is_published(installed: Installation) -> None:
     frames = keyed("run", 1, frames_of("run", 1, 1, shards(1), max_part_bytes=PART_BYTES))
     async with running(installed.config):

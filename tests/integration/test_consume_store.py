@@ -14,13 +14,16 @@ import pytest
 import torch
 
 from rollcast.consumer.metrics import compute_metrics
-from rollcast.consumer.rollout import Missing, OffsetSpan, Rollout, RolloutId
+from rollcast.consumer.rollout import Missing, OffsetSpan, Rollout, RolloutId, RolloutKey
 from rollcast.consumer.store import Dump, LocalDumpStore, Manifest
 from rollcast.consumer.store.files import HashingWriter, sweep, temporary_beside
 from rollcast.consumer.store.manifest import read_manifest
 
 NOTHING = Missing()
 MISSING = Missing(slots=((0, (1,)),))
+
+
+KEY = RolloutKey("run", 7)
 
 
 def dump(rollout_id: int = 7, *, attempt: int = 1, samples: int = 2, missing: Missing = NOTHING) -> Dump:
@@ -53,7 +56,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_a_dump_is_published_with_its_manifest(store: LocalDumpStore, tmp_path: Path) -> None:
-    assert store.published("run", 7) is None
+    assert store.published(KEY) is None
 
     published = store.publish(dump())
 
@@ -62,7 +65,7 @@ def test_a_dump_is_published_with_its_manifest(store: LocalDumpStore, tmp_path: 
     assert published.manifest.sha256 == hashlib.sha256(published.path.read_bytes()).hexdigest()
     assert published.manifest.file_bytes == published.path.stat().st_size
     assert len(torch.load(published.path, weights_only=True)["samples"]) == 2
-    assert store.published("run", 7) == published
+    assert store.published(KEY) == published
     content = json.loads((tmp_path / "run" / "7.pt.manifest.json").read_text(), parse_constant=pytest.fail)
     assert content["complete"] is True
     assert content["offsets"] == {"2": [10, 20]}
@@ -99,7 +102,7 @@ def test_a_newer_attempt_replaces_and_the_older_dump_is_kept_aside(store: LocalD
     assert read_manifest(tmp_path / "run" / "7.attempt-1.pt") == old.manifest
     aside = tmp_path / "run" / "7.attempt-1.pt"
     assert hashlib.sha256(aside.read_bytes()).hexdigest() == old.manifest.sha256
-    assert store.published("run", 7) == new
+    assert store.published(KEY) == new
 
 
 def test_an_older_or_equal_attempt_changes_nothing(store: LocalDumpStore, tmp_path: Path) -> None:
@@ -128,7 +131,7 @@ def test_an_incomplete_dump_has_a_name_of_its_own_and_goes_when_the_complete_one
     assert names(tmp_path / "run") == ["7.incomplete.pt", "7.incomplete.pt.manifest.json"]
     assert incomplete.manifest.missing == MISSING
     assert read_manifest(incomplete.path) == incomplete.manifest
-    assert store.published("run", 7) is None
+    assert store.published(KEY) is None
 
     store.publish(dump())
 
@@ -141,7 +144,7 @@ def test_an_incomplete_dump_never_replaces_a_complete_one(store: LocalDumpStore,
     assert store.publish(dump(attempt=1, missing=MISSING)) == complete
     store.publish(dump(attempt=2, missing=MISSING))
 
-    assert store.published("run", 7) == complete
+    assert store.published(KEY) == complete
     assert "7.incomplete.pt" in names(tmp_path / "run")
 
 
@@ -162,9 +165,9 @@ def test_a_dump_without_a_usable_manifest_is_not_published_and_is_written_again(
     if manifest is not None:
         path.write_text(manifest)
 
-    assert store.published("run", 7) is None
+    assert store.published(KEY) is None
     store.publish(dump())
-    assert store.published("run", 7) is not None
+    assert store.published(KEY) is not None
 
 
 def test_a_crash_between_a_newer_dump_and_its_manifest_keeps_the_right_one_aside(
@@ -175,14 +178,14 @@ def test_a_crash_between_a_newer_dump_and_its_manifest_keeps_the_right_one_aside
     store.publish(dump(attempt=2))
     (tmp_path / "run" / "7.pt.manifest.json").write_text(manifest_before)
 
-    published = store.published("run", 7)
+    published = store.published(KEY)
     assert published is not None
     assert published.manifest.id.attempt == 1
     store.publish(dump(attempt=2))
 
     aside = (tmp_path / "run" / "7.attempt-1.pt").read_bytes()
     assert hashlib.sha256(aside).hexdigest() == old.manifest.sha256
-    republished = store.published("run", 7)
+    republished = store.published(KEY)
     assert republished is not None
     assert republished.manifest.id.attempt == 2
 
@@ -224,7 +227,7 @@ def test_a_full_disk_is_reported_as_such_wherever_it_strikes(
 
     assert caught.value.errno == errno.ENOSPC
     assert names(tmp_path / "run") == ["7.pt", "7.pt.manifest.json"]
-    assert store.published("run", 7) == before
+    assert store.published(KEY) == before
 
 
 def test_temporary_files_of_dead_writers_are_swept_and_those_of_living_ones_kept(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from rollcast.consumer.decisions import (
     Superseded,
 )
 from rollcast.consumer.errors import AssemblerFullError, InvalidRecordError
-from rollcast.consumer.rollout import OffsetSpan, Place, Rollout, RolloutId, WholeSlot
+from rollcast.consumer.rollout import OffsetSpan, Place, Rollout, RolloutId, RolloutKey, WholeSlot
 from rollcast.schemas import DpShard, Limits, SamplePart
 from rollcast.schemas.parts import MIN_PART_BYTES
 
@@ -153,7 +153,7 @@ def test_a_higher_attempt_supersedes_and_lower_ones_are_stale_from_then_on() -> 
 
 def test_a_higher_attempt_comes_after_a_finished_one() -> None:
     target = assembler()
-    target.remember("run", 0, 1)
+    target.remember(RolloutKey("run", 0), 1)
 
     decisions = Feed(target)(events(attempt=2))
 

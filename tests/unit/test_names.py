@@ -68,11 +68,15 @@ def test_public_names_are_frozen_and_importable() -> None:
         "drain_captured_log_probs",
         "enable_log_prob_capture",
         "first_fit_pack",
+        "gather_and_reduce_log_dict",
         "get_logits_and_tokens_offset_with_cp",
+        "get_sum_of_sample_mean",
         "maybe_capture_log_probs",
         "pack_step_into_mbs",
         "publish_policy_loss_call",
+        "reduce_train_step_metrics",
         "restore_context_parallel_fields_to_cpu",
+        "rollout_log_metric_contribution",
         "save_debug_train_data",
     ]
     for package in (rollcast.producer, rollcast.schemas):

@@ -15,14 +15,11 @@ from rollcast.consumer.decisions import (
 )
 from rollcast.consumer.errors import AssemblerFullError
 from rollcast.consumer.open_rollout import ConflictError, OpenRollout, Phase
-from rollcast.consumer.rollout import Place, RolloutId, SlotCut
+from rollcast.consumer.rollout import Place, RolloutId, RolloutKey, SlotCut
 from rollcast.consumer.validity import check_event
 from rollcast.schemas import DEFAULT_LIMITS, DpShard, Limits, SamplePart
 
 _REMEMBERED_ROLLOUTS = 65_536
-
-_RolloutKey = tuple[str, int]
-"""Run id and rollout id: what the attempts of one rollout have in common."""
 
 
 class Assembler:
@@ -43,8 +40,8 @@ class Assembler:
         self._max_resident_bytes = max_resident_bytes
         self._limits = limits
         self._open: dict[RolloutId, OpenRollout] = {}
-        self._latest: dict[_RolloutKey, int] = {}
-        self._finished: OrderedDict[_RolloutKey, int] = OrderedDict()
+        self._latest: dict[RolloutKey, int] = {}
+        self._finished: OrderedDict[RolloutKey, int] = OrderedDict()
         self._resident_bytes = 0
 
     @property
@@ -57,18 +54,16 @@ class Assembler:
         """Size of the records held."""
         return self._resident_bytes
 
-    def knows(self, run_id: str, rollout_id: int) -> bool:
+    def knows(self, key: RolloutKey) -> bool:
         """Returns whether the rollout is open or remembered as finished."""
-        key = (run_id, rollout_id)
         return key in self._latest or key in self._finished
 
     def holds(self, identity: RolloutId) -> bool:
         """Returns whether this attempt of the rollout is open, handed out or not."""
         return identity in self._open
 
-    def remember(self, run_id: str, rollout_id: int, attempt: int) -> None:
+    def remember(self, key: RolloutKey, attempt: int) -> None:
         """Notes that this attempt of the rollout is finished: its records, and those of lower ones, are not needed."""
-        key = (run_id, rollout_id)
         self._finished[key] = max(attempt, self._finished.get(key, attempt))
         self._finished.move_to_end(key)
         if len(self._finished) > _REMEMBERED_ROLLOUTS:
@@ -82,8 +77,8 @@ class Assembler:
             AssemblerFullError: there is no room for it; nothing has changed.
         """
         check_event(event, self._limits)
-        identity = RolloutId(event.run_id, event.attempt, event.rollout_id)
-        key = (event.run_id, event.rollout_id)
+        identity = RolloutId(event.run_id, event.attempt, event.rollout_id, event.stream)
+        key = identity.key
         finished = self._finished.get(key)
         current = max((at for at in (finished, self._latest.get(key)) if at is not None), default=event.attempt)
         if event.attempt < current:
@@ -127,12 +122,12 @@ class Assembler:
         rollout.phase = Phase.COMPLETE_HANDED_OUT
         return [Complete(rollout.snapshot())]
 
-    def _supersede(self, key: _RolloutKey, attempt: int) -> list[Decision]:
+    def _supersede(self, key: RolloutKey, attempt: int) -> list[Decision]:
         latest = self._latest.get(key)
         if latest is None or latest >= attempt:
             return []
         self._latest[key] = attempt
-        lower = RolloutId(key[0], latest, key[1])
+        lower = RolloutId(key.run_id, latest, key.rollout_id, key.stream)
         if self._open[lower].phase is not Phase.COLLECTING:
             # It is being written: the store replaces it when the higher attempt comes.
             return []
@@ -144,16 +139,15 @@ class Assembler:
         if rollout is not None and rollout.phase is Phase.COMPLETE_HANDED_OUT:
             return [Conflict(identity, "a closing event says dropped, but the rollout is complete")]
         self._close(identity)
-        self.remember(identity.run_id, identity.rollout_id, identity.attempt)
+        self.remember(identity.key, identity.attempt)
         return [Dropped(identity, reason)]
 
     def _close(self, identity: RolloutId) -> None:
         rollout = self._open.pop(identity, None)
         if rollout is not None:
             self._resident_bytes -= rollout.held_bytes
-        key = (identity.run_id, identity.rollout_id)
-        if self._latest.get(key) == identity.attempt:
-            del self._latest[key]
+        if self._latest.get(identity.key) == identity.attempt:
+            del self._latest[identity.key]
 
     def reject(self, identity: RolloutId, cuts: list[SlotCut]) -> list[Decision]:
         """Takes back a rollout whose slots do not have the announced content; they count as not received.
@@ -169,7 +163,7 @@ class Assembler:
             rollout.discard(cut)
         self._resident_bytes += rollout.held_bytes - before
         rollout.phase = Phase.COLLECTING
-        if self._latest[identity.run_id, identity.rollout_id] != identity.attempt:
+        if self._latest[identity.key] != identity.attempt:
             self._close(identity)
             return []
         return self._hand_out(rollout)
@@ -182,7 +176,7 @@ class Assembler:
         rollout = self._open.get(identity)
         if complete:
             self._close(identity)
-            self.remember(identity.run_id, identity.rollout_id, identity.attempt)
+            self.remember(identity.key, identity.attempt)
         elif rollout is not None and rollout.phase is Phase.INCOMPLETE_HANDED_OUT:
             self._close(identity)
 

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
@@ -15,6 +16,7 @@ from rollcast.consumer.config import ConsumeConfig
 from rollcast.consumer.errors import ConsumeConfigError, ConsumeError, ShutdownTimeoutError
 from rollcast.consumer.intake import Intake
 from rollcast.consumer.outputs import Outputs
+from rollcast.consumer.positions import Positions
 from rollcast.consumer.publishing import Publishing
 from rollcast.consumer.retry import Retry, StoppingError
 from rollcast.consumer.rollout import Rollout
@@ -67,7 +69,11 @@ class Daemon:
         )
         self._next_offsets: dict[int, int] = {}
         self._committed: dict[int, int] = {}
+        # Counts assignments, so that what was begun under an earlier one is told from what belongs to this one.
         self._assignment = 0
+        self._assigned_partitions: frozenset[TopicPartition] = frozenset()
+        self._changed = asyncio.Event()
+        self._placed = asyncio.Event()
 
     def shutdown(self) -> None:
         """Asks `run()` to end gracefully; called on the event loop's thread."""
@@ -92,7 +98,7 @@ class Daemon:
             return
         decode_pool = ThreadPoolExecutor(1, "rollcast-decode")
         dump_pool = ThreadPoolExecutor(1, "rollcast-dump")
-        outputs = Outputs(self._config)
+        outputs, positions = Outputs(self._config), Positions(self._config)
         consumer = self._consumer()
         intake = Intake(
             self._config,
@@ -114,14 +120,15 @@ class Daemon:
             pool=dump_pool,
         )
         try:
-            if await self._unless_stopping(_start(outputs, consumer)):
+            if await self._unless_stopping(_start(outputs, positions, consumer)):
                 _log.info("reading %s as group %r", self._config.topics.records, self._config.group_id)
-                await self._serve(consumer, intake, publishing)
+                await self._serve(consumer, positions, intake, publishing)
         except KafkaError as exc:
             raise ConsumeError(f"Kafka at {self._config.bootstrap_servers} failed for good: {exc!r}") from exc
         finally:
             await _close("consumer", consumer.stop)
             await _close("producer", outputs.stop)
+            await _close("admin client", positions.stop)
             decode_pool.shutdown(wait=False, cancel_futures=True)
             dump_pool.shutdown(wait=False, cancel_futures=True)
             _log.info("stopped: %s", self.stats)
@@ -139,7 +146,7 @@ class Daemon:
                 task.cancel()
             await asyncio.wait({doing, stopping})
 
-    async def _serve(self, consumer: Any, intake: Intake, publishing: Publishing) -> None:
+    async def _serve(self, consumer: Any, positions: Positions, intake: Intake, publishing: Publishing) -> None:
         queue: asyncio.Queue[Rollout | None] = asyncio.Queue(_QUEUED_ROLLOUTS)
         try:
             async with asyncio.timeout(None) as self._bound:
@@ -148,6 +155,7 @@ class Daemon:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._publish(publishing, queue), name="publish")
                     async with asyncio.TaskGroup() as sources:
+                        sources.create_task(self._place(consumer, positions), name="place")
                         sources.create_task(self._read(consumer, intake, queue), name="read")
                         sources.create_task(self._expire(queue), name="expire")
                         sources.create_task(self._commit_regularly(consumer), name="commit")
@@ -158,8 +166,45 @@ class Daemon:
         except BaseExceptionGroup as group:
             raise _first(group) from group
 
+    async def _place(self, consumer: Any, positions: Positions) -> None:
+        """Seeks each newly assigned partition to its committed offset, or to its beginning; then `_read` may read."""
+        while True:
+            await self._wait_for(self._changed)
+            if self._stopping.is_set():
+                return
+            self._changed.clear()
+            assignment, partitions = self._assignment, self._assigned_partitions
+            try:
+                starts = await self._retry.until_done(
+                    "read the committed offsets", partial(positions.starts, consumer, partitions)
+                )
+            except StoppingError:
+                return
+            if assignment != self._assignment:
+                continue
+            for partition, offset in starts.items():
+                consumer.seek(partition, offset)
+            self._placed.set()
+            self.ready.set()
+            _log.info("assigned partitions %s", sorted(partition.partition for partition in partitions))
+
+    async def _wait_for(self, event: asyncio.Event) -> None:
+        """Returns when the event is set or the daemon stops."""
+        if event.is_set() or self._stopping.is_set():
+            return
+        waits = {asyncio.create_task(each.wait()) for each in (event, self._stopping)}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
     async def _read(self, consumer: Any, intake: Intake, queue: asyncio.Queue[Rollout | None]) -> None:
-        while not self._stopping.is_set():
+        while True:
+            await self._wait_for(self._placed)
+            if self._stopping.is_set():
+                return
+            assignment = self._assignment
             try:
                 batches = await consumer.getmany(timeout_ms=_POLL_MS)
             except KafkaError as exc:
@@ -168,7 +213,9 @@ class Daemon:
                 _log.warning("could not read: %r", exc)
                 await self._retry.pause(_POLL_MS / 1000)
                 continue
-            assignment = self._assignment
+            if assignment != self._assignment:
+                # Assigned anew meanwhile: these may come from a position that `_place` corrects.
+                continue
 
             def still_ours(assignment: int = assignment) -> bool:
                 return assignment == self._assignment
@@ -229,14 +276,16 @@ class Daemon:
     def _revoked(self, partitions: Collection[TopicPartition]) -> None:
         # Whoever gets them reads from the watermark on; nothing here is waited for, so the rebalance is quick.
         self._assignment += 1
+        self._placed.clear()
         for topic_partition in partitions:
             self._assembler.forget(topic_partition.partition)
             self._next_offsets.pop(topic_partition.partition, None)
             self._committed.pop(topic_partition.partition, None)
 
     def _assigned(self, partitions: Collection[TopicPartition]) -> None:
-        _log.info("assigned partitions %s", sorted(topic_partition.partition for topic_partition in partitions))
-        self.ready.set()
+        self._assignment += 1
+        self._assigned_partitions = frozenset(partitions)
+        self._changed.set()
 
     def _consumer(self) -> Any:
         config = self._config
@@ -270,12 +319,13 @@ class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka sh
         self._revoked(revoked)
 
     def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        """Notes that the group has taken the member in."""
+        """Has their positions looked up."""
         self._assigned(assigned)
 
 
-async def _start(outputs: Outputs, consumer: Any) -> None:
+async def _start(outputs: Outputs, positions: Positions, consumer: Any) -> None:
     await outputs.start()
+    await positions.start()
     await consumer.start()
 
 

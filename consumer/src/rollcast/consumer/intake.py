@@ -13,7 +13,7 @@ from rollcast.consumer.decisions import Complete, Conflict, Decision, Discarded,
 from rollcast.consumer.errors import InvalidRecordError
 from rollcast.consumer.outputs import Outputs, dead_letter
 from rollcast.consumer.retry import Retry
-from rollcast.consumer.rollout import Place, Rollout
+from rollcast.consumer.rollout import Place, Rollout, RolloutKey
 from rollcast.consumer.stats import Stats
 from rollcast.consumer.store import DumpStore, PublishedDump
 from rollcast.consumer.validity import check_event
@@ -119,25 +119,26 @@ class Intake:
     async def _recognise_published(self, events: Sequence[SamplePart | DpShard | _Problem]) -> None:
         """Asks the store about new rollouts, so that what was published before a restart is not assembled again."""
         unknown = {
-            (event.run_id, event.rollout_id): event.attempt
+            key: event.attempt
             for event in events
-            if not isinstance(event, _Problem) and not self._assembler.knows(event.run_id, event.rollout_id)
+            if not isinstance(event, _Problem)
+            and not self._assembler.knows(key := RolloutKey(event.run_id, event.rollout_id, event.stream))
         }
-        for (run_id, rollout_id), attempt in unknown.items():
-            published = await self._published(run_id, rollout_id)
+        for key, attempt in unknown.items():
+            published = await self._published(key)
             if published is None:
                 continue
-            self._assembler.remember(run_id, rollout_id, published.manifest.id.attempt)
+            self._assembler.remember(key, published.manifest.id.attempt)
             self._stats.already_published += 1
             if published.manifest.id.attempt == attempt:
                 # The process that wrote it may have died before it could say so; a repeat is harmless.
                 await self._retry.until_done("announce a dump", partial(self._outputs.announce, published))
 
-    async def _published(self, run_id: str, rollout_id: int) -> PublishedDump | None:
+    async def _published(self, key: RolloutKey) -> PublishedDump | None:
         loop = asyncio.get_running_loop()
         return await self._retry.until_done(
             "read a manifest",
-            lambda: loop.run_in_executor(self._pool, self._store.published, run_id, rollout_id),
+            lambda: loop.run_in_executor(self._pool, self._store.published, key),
         )
 
     def _note(self, decision: Decision) -> None:

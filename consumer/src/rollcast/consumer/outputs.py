@@ -68,7 +68,7 @@ class Outputs:
         """Sends the metrics of a complete dump, then the announcement that the dump is there."""
         manifest = published.manifest
         run_id, attempt, rollout_id = manifest.id.run_id, manifest.id.attempt, manifest.id.rollout_id
-        key = record_key(run_id, rollout_id)
+        key = record_key(run_id, rollout_id, manifest.id.stream)
         if manifest.complete:
             await self._send(
                 (
@@ -92,6 +92,7 @@ class Outputs:
         completed = DumpCompleted(
             run_id=run_id,
             attempt=attempt,
+            stream=manifest.id.stream,
             rollout_id=rollout_id,
             path=str(published.path),
             sha256=manifest.sha256,

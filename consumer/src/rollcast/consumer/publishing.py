@@ -15,7 +15,7 @@ from rollcast.consumer.retry import Retry
 from rollcast.consumer.rollout import Rollout
 from rollcast.consumer.stats import Stats
 from rollcast.consumer.store import Dump, DumpStore, Manifest, PublishedDump
-from rollcast.schemas import Limits
+from rollcast.schemas import TRAIN_STREAM, Limits
 
 _log = logging.getLogger("rollcast.consumer")
 
@@ -110,7 +110,8 @@ def _prepare(rollout: Rollout, limits: Limits) -> tuple[Restored, Dump | None]:
     restored = restore(rollout, limits)
     if restored.payload is None:
         return restored, None
-    metrics = compute_metrics(restored.payload["samples"])
+    trained = rollout.id.stream == TRAIN_STREAM
+    metrics = compute_metrics(restored.payload["samples"]) if trained else ()
     dump = Dump(rollout=rollout, payload=restored.payload, missing=restored.missing, metrics=metrics)
     return restored, dump
 
@@ -118,10 +119,12 @@ def _prepare(rollout: Rollout, limits: Limits) -> tuple[Restored, Dump | None]:
 def _summary(manifest: Manifest) -> str:
     means = {metric.name: metric.per_rollout_mean for metric in manifest.metrics}
     named = {"|d|": "train_rollout_logprob_abs_diff", "k3": "k3_kl", "reward": "reward"}
-    shown = ", ".join(
-        f"{label} {'-' if means[name] is None else format(means[name], '.4g')}" for label, name in named.items()
-    )
+    shown = [
+        f", {label} {'-' if means[name] is None else format(means[name], '.4g')}"
+        for label, name in named.items()
+        if name in means
+    ]
     return (
         f"{manifest.samples} samples in {manifest.parts} parts, {manifest.raw_bytes / 1e6:.2f} MB raw, "
-        f"{manifest.wire_bytes / 1e6:.2f} MB on the wire, {shown}"
+        f"{manifest.wire_bytes / 1e6:.2f} MB on the wire{''.join(shown)}"
     )

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from rollcast.consumer.rollout import Missing, Rollout, Shard, SlotCut, WholeSlot
+from rollcast.consumer.streams import policy_loss_rank
 from rollcast.schemas import DEFAULT_LIMITS, SHARD_SLOT, Limits, ShardContentError, build_dump_payload
 from rollcast.schemas.parts import content_digest, join, unpack_large_values
 from rollcast.schemas.shards import LAYOUT_FIELDS, WHOLE_BATCH_FIELDS, join_shard
@@ -80,6 +81,19 @@ def _with_bad_slots(missing: Missing, bad: Sequence[BadSlot]) -> Missing:
 
 
 def _payload(rollout: Rollout, values: Mapping[SlotCut, dict[str, Any]], missing: Missing) -> dict[str, Any]:
+    rank = policy_loss_rank(rollout.id.stream)
+    return _train_payload(rollout, values, missing) if rank is None else _call_payload(rollout, values, rank)
+
+
+def _call_payload(rollout: Rollout, values: Mapping[SlotCut, dict[str, Any]], rank: int) -> dict[str, Any]:
+    """Returns what one policy-loss call saw: its samples, and the call's own values beside them."""
+    whole = [slot for shard in rollout.shards for slot in shard.slots if slot.cut in values]
+    own = next((values[slot.cut] for slot in whole if slot.cut.slot == SHARD_SLOT), {})
+    samples = [values[slot.cut] for slot in whole if slot.cut.slot != SHARD_SLOT]
+    return {**own, "rank": rank, "call": rollout.id.rollout_id, "samples": samples}
+
+
+def _train_payload(rollout: Rollout, values: Mapping[SlotCut, dict[str, Any]], missing: Missing) -> dict[str, Any]:
     incomplete_ranks = {*missing.shards, *(rank for rank, _ in missing.slots)}
     shards: list[dict[str, Any]] = []
     for shard in rollout.shards:

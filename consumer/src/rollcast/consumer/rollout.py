@@ -2,7 +2,16 @@
 
 from dataclasses import dataclass
 
-from rollcast.schemas import DpShard, SamplePart
+from rollcast.schemas import TRAIN_STREAM, DpShard, SamplePart
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutKey:
+    """What the attempts of one rollout have in common, and what names its dump."""
+
+    run_id: str
+    rollout_id: int
+    stream: str = TRAIN_STREAM
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,9 +21,16 @@ class RolloutId:
     run_id: str
     attempt: int
     rollout_id: int
+    stream: str = TRAIN_STREAM
+
+    @property
+    def key(self) -> RolloutKey:
+        """The same without the attempt."""
+        return RolloutKey(self.run_id, self.rollout_id, self.stream)
 
     def __str__(self) -> str:
-        return f"run {self.run_id!r} attempt {self.attempt} rollout {self.rollout_id}"
+        what = "rollout" if self.stream == TRAIN_STREAM else f"{self.stream} call"
+        return f"run {self.run_id!r} attempt {self.attempt} {what} {self.rollout_id}"
 
 
 @dataclass(frozen=True, slots=True)

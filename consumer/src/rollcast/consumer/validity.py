@@ -1,8 +1,11 @@
 """What an event of the records topic must satisfy on its own, before the assembler believes it."""
 
 from rollcast.consumer.errors import InvalidRecordError
+from rollcast.consumer.streams import is_known
 from rollcast.schemas import SHARD_SLOT, ContractError, DpShard, Limits, SamplePart
 from rollcast.schemas.topics import check_run_id
+
+_MAX_LONG = 2**63 - 1
 
 
 def check_event(event: SamplePart | DpShard, limits: Limits) -> None:
@@ -15,6 +18,9 @@ def check_event(event: SamplePart | DpShard, limits: Limits) -> None:
         check_run_id(event.run_id)
     except ContractError as exc:
         raise InvalidRecordError(str(exc)) from exc
+    if not is_known(event.stream):
+        raise InvalidRecordError(f"stream is {event.stream[:80]!r}; known are train and policy-loss/<rank>")
+    _within("rollout_id", event.rollout_id, 0, _MAX_LONG)
     if isinstance(event, SamplePart):
         _within("part_count", event.part_count, 1, limits.max_parts)
         _within("part", event.part, 0, event.part_count - 1)

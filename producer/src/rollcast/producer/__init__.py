@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     )
     from rollcast.producer.policy_loss import publish_policy_loss_call
     from rollcast.producer.publisher import Publisher, PublishResult, PublishStatus
+    from rollcast.producer.reports import (
+        gather_and_reduce_log_dict,
+        get_sum_of_sample_mean,
+        reduce_train_step_metrics,
+        rollout_log_metric_contribution,
+    )
     from rollcast.producer.schedule import (
         ScheduleError,
         build_dp_schedule,
@@ -42,11 +48,15 @@ __all__ = [
     "drain_captured_log_probs",
     "enable_log_prob_capture",
     "first_fit_pack",
+    "gather_and_reduce_log_dict",
     "get_logits_and_tokens_offset_with_cp",
+    "get_sum_of_sample_mean",
     "maybe_capture_log_probs",
     "pack_step_into_mbs",
     "publish_policy_loss_call",
+    "reduce_train_step_metrics",
     "restore_context_parallel_fields_to_cpu",
+    "rollout_log_metric_contribution",
     "save_debug_train_data",
 ]
 
@@ -64,11 +74,15 @@ _HOMES = {
     "drain_captured_log_probs": "log_prob_capture",
     "enable_log_prob_capture": "log_prob_capture",
     "first_fit_pack": "schedule",
+    "gather_and_reduce_log_dict": "reports",
     "get_logits_and_tokens_offset_with_cp": "context_parallel",
+    "get_sum_of_sample_mean": "reports",
     "maybe_capture_log_probs": "log_prob_capture",
     "pack_step_into_mbs": "schedule",
     "publish_policy_loss_call": "policy_loss",
+    "reduce_train_step_metrics": "reports",
     "restore_context_parallel_fields_to_cpu": "fields",
+    "rollout_log_metric_contribution": "reports",
     "save_debug_train_data": "inline",
 }
 

@@ -1,7 +1,7 @@
 """Streams what one call of the policy loss saw, to find the step at which training and inference part."""
 
-import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -40,21 +40,23 @@ def publish_policy_loss_call(
     Raises:
         ProducerError: only with a strict publisher.
     """
-    reference = rollout_log_probs if rollout_log_probs is not None else old_log_probs
-    ppo_kl_value, pg_loss_value = float(ppo_kl.detach()), float(pg_loss.detach())
-    data = {
-        "response_lengths": [len(tensor) for tensor in train_log_probs],
-        "train_log_probs": list(train_log_probs),
-        "old_log_probs": list(old_log_probs),
-        "rollout_log_probs": None if rollout_log_probs is None else list(rollout_log_probs),
-        "log_prob_abs_diff": [
-            (train.detach() - other.detach()).abs() for train, other in zip(train_log_probs, reference, strict=True)
-        ],
-        "advantages": list(advantages),
-        "local_loss_masks": list(loss_masks),
-        "ppo_kl": ppo_kl_value,
-        "pg_loss": pg_loss_value,
-        "ppo_kl_is_finite": math.isfinite(ppo_kl_value),
-        "pg_loss_is_finite": math.isfinite(pg_loss_value),
-    }
-    return publisher.publish_alone(POLICY_LOSS, data)
+
+    def call() -> dict[str, Any]:
+        reference = rollout_log_probs if rollout_log_probs is not None else old_log_probs
+        return {
+            "response_lengths": [len(tensor) for tensor in train_log_probs],
+            "train_log_probs": list(train_log_probs),
+            "old_log_probs": list(old_log_probs),
+            "rollout_log_probs": None if rollout_log_probs is None else list(rollout_log_probs),
+            "advantages": list(advantages),
+            "local_loss_masks": list(loss_masks),
+            "log_prob_abs_diff": [
+                (train.detach() - other.detach()).abs() for train, other in zip(train_log_probs, reference, strict=True)
+            ],
+            "ppo_kl": float(ppo_kl.detach()),
+            "pg_loss": float(pg_loss.detach()),
+            "ppo_kl_is_finite": bool(ppo_kl.detach().isfinite()),
+            "pg_loss_is_finite": bool(pg_loss.detach().isfinite()),
+        }
+
+    return publisher.publish_alone(POLICY_LOSS, call)

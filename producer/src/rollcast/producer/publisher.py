@@ -13,7 +13,7 @@ from rollcast.producer.config import PublisherConfig
 from rollcast.producer.context_parallel import ContextLayout
 from rollcast.producer.control import Control, Refusal, Vote, decide
 from rollcast.producer.copy import copy_own, receive_from, send_own
-from rollcast.producer.errors import ProducerError, RolloutDataError, SpoolFullError
+from rollcast.producer.errors import RolloutDataError, SpoolFullError
 from rollcast.producer.parallel import current_layout
 from rollcast.producer.plan import ShardPlan, make_plan
 from rollcast.producer.session import Session, alone, open_session
@@ -104,17 +104,17 @@ class Publisher:
         """
         return self._guarded(lambda: self._publish(rollout_id, rollout_data), f"rollout {rollout_id}")
 
-    def publish_alone(self, stream_kind: str, data: Mapping[str, Any]) -> PublishResult:
+    def publish_alone(self, stream_kind: str, make_data: Callable[[], Mapping[str, Any]]) -> PublishResult:
         """Hands over records of this rank alone, as the next of its own stream, without asking its peers.
 
         Args:
             stream_kind: the stream is `<stream_kind>/<global rank>`.
-            data: like a shard without context parallelism.
+            make_data: returns something like a shard without context parallelism; what it raises goes no further.
 
         Raises:
             ProducerError: only with `strict`.
         """
-        return self._guarded(lambda: self._publish_alone(stream_kind, data), f"a {stream_kind} record")
+        return self._guarded(lambda: self._publish_alone(stream_kind, make_data), f"a {stream_kind} record")
 
     def close(self, timeout_s: float) -> bool:
         """Commits what is filled and waits for Kafka to have it; tells whether all of this rank was delivered.
@@ -185,18 +185,18 @@ class Publisher:
             self._committer.submit(CommitJob(name=name, content=plan.records, shard=shard, peers=fillers))
         return PublishResult(status=PublishStatus.PUBLISHED, copied_bytes=copied, raw_bytes=plan.data_bytes)
 
-    def _publish_alone(self, stream_kind: str, data: Mapping[str, Any]) -> PublishResult:
+    def _publish_alone(self, stream_kind: str, make_data: Callable[[], Mapping[str, Any]]) -> PublishResult:
         number = self._published_alone
         self._published_alone += 1
         name = BundleName(number, self._session.attempt, f"loss{self._layout.rank}")
         try:
-            plan = make_plan(data, alone(self._layout))
+            plan = make_plan(make_data(), alone(self._layout))
             self._check_quota(plan)
             bundle = BundleWriter(self._session.filling(name), plan)
             bundle.file.write_header()
             copied = copy_own(plan, 0, bundle.file.data)
             bundle.mark_filled(0)
-        except (ContractError, ProducerError, TypeError, OSError) as exc:
+        except Exception as exc:  # whatever it is, this record alone is lost
             if self._config.strict:
                 raise
             _log.error("%s record %d of rank %d is dropped: %s", stream_kind, number, self._layout.rank, exc)

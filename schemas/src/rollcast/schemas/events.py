@@ -107,6 +107,7 @@ class DumpCompleted:
 
     run_id: str
     attempt: int
+    stream: str = TRAIN_STREAM
     rollout_id: int
     path: str
     sha256: str

@@ -17,12 +17,17 @@ def inspect(file: Annotated[Path, typer.Argument(help="A dump, .pt.")]) -> None:
     from rich.console import Console
 
     from rollcast.consumer.dump_file import load_dump
-    from rollcast.consumer.store.manifest import read_manifest
+    from rollcast.consumer.errors import DumpFileError
+    from rollcast.consumer.store.manifest import manifest_path, read_manifest
 
     payload = load_dump(file)
-    manifest = read_manifest(file)
     console = Console()
     console.print(_overview(file, payload), _columns(payload["samples"]), _layout(payload.get("dp_shards") or []))
+    try:
+        manifest = read_manifest(file)
+    except DumpFileError as exc:
+        console.print(f"{manifest_path(file)} is not used: {exc}", markup=False)
+        return
     if manifest is None:
         console.print("No manifest beside it.")
     else:

@@ -9,6 +9,7 @@ from typing import IO
 import torch
 
 from rollcast.consumer.errors import DumpFileError
+from rollcast.consumer.rollout import RolloutKey
 from rollcast.consumer.store.files import (
     HashingWriter,
     make_directory,
@@ -56,22 +57,22 @@ class LocalDumpStore:
             for path in sweep(directory):
                 _log.info("removed %s, left by a writer that died", path)
 
-    def path(self, run_id: str, rollout_id: int) -> Path:
+    def path(self, key: RolloutKey) -> Path:
         """Returns the path of a complete dump."""
-        return self._template.path(run_id, rollout_id)
+        return self._template.path(key)
 
-    def published(self, run_id: str, rollout_id: int) -> PublishedDump | None:
+    def published(self, key: RolloutKey) -> PublishedDump | None:
         """Returns the complete dump of this rollout, if it is there with its manifest."""
-        path = self.path(run_id, rollout_id)
+        path = self.path(key)
         manifest = _usable_manifest(path)
         return PublishedDump(path=path, manifest=manifest) if manifest is not None and manifest.complete else None
 
     def publish(self, dump: Dump) -> PublishedDump:
         """Writes the dump and its manifest; the same or a higher attempt that is there already is left as it is."""
         rollout = dump.rollout.id
-        complete_path = self.path(rollout.run_id, rollout.rollout_id)
+        complete_path = self.path(rollout.key)
         incomplete_path = _beside(complete_path, "incomplete")
-        existing = self.published(rollout.run_id, rollout.rollout_id)
+        existing = self.published(rollout.key)
         if existing is not None and existing.manifest.id.attempt >= rollout.attempt:
             return existing
         if not dump.missing:

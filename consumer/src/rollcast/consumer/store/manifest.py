@@ -66,6 +66,7 @@ class Manifest:
             "format": FORMAT,
             "run_id": self.id.run_id,
             "attempt": self.id.attempt,
+            "stream": self.id.stream,
             "rollout_id": self.id.rollout_id,
             "complete": self.complete,
             **{name: getattr(self, name) for name in _PLAIN},
@@ -93,7 +94,12 @@ class Manifest:
             if content["format"] != FORMAT:
                 raise DumpFileError(f"the manifest has the format {content['format']!r}, not {FORMAT!r}")
             return cls(
-                id=RolloutId(str(content["run_id"]), int(content["attempt"]), int(content["rollout_id"])),
+                id=RolloutId(
+                    str(content["run_id"]),
+                    int(content["attempt"]),
+                    int(content["rollout_id"]),
+                    str(content["stream"]),
+                ),
                 offsets=tuple(OffsetSpan(int(at), *span) for at, span in content["offsets"].items()),
                 metrics=tuple(Metric(name=name, **values) for name, values in content["metrics"].items()),
                 missing=_missing(content.get("missing")),
@@ -123,7 +129,7 @@ def manifest_of(dump: Dump, *, sha256: str, file_bytes: int) -> Manifest:
     rollout = dump.rollout
     return Manifest(
         id=rollout.id,
-        shards=len(dump.payload["dp_shards"]),
+        shards=len(rollout.shards),
         samples=len(dump.payload["samples"]),
         parts=rollout.part_count,
         duplicates=rollout.duplicates,

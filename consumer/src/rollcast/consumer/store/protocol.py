@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rollcast.consumer.metrics import Metric
-from rollcast.consumer.rollout import Missing, Rollout
+from rollcast.consumer.rollout import Missing, Rollout, RolloutKey
 
 if TYPE_CHECKING:
     from rollcast.consumer.store.manifest import Manifest
@@ -17,7 +17,7 @@ class Dump:
 
     Attributes:
         rollout: where it came from.
-        payload: the v2 payload.
+        payload: what is kept.
         missing: what it lacks; empty for a complete dump.
         metrics: its metrics.
     """
@@ -55,7 +55,7 @@ class DumpStore(Protocol):
         """
         ...
 
-    def published(self, run_id: str, rollout_id: int) -> PublishedDump | None:
+    def published(self, key: RolloutKey) -> PublishedDump | None:
         """Returns the complete dump that is kept of this rollout, if any.
 
         Raises:

@@ -4,7 +4,12 @@ from pathlib import Path
 from string import Formatter
 
 from rollcast.consumer.errors import TemplateError
+from rollcast.consumer.rollout import RolloutKey
+from rollcast.consumer.streams import policy_loss_rank
 from rollcast.schemas import file_name_for
+
+POLICY_LOSS_FOLDER = "policy_loss_debug"
+"""Name of the folder of a run's policy-loss calls."""
 
 _PLACEHOLDERS = ("run_id", "rollout_id")
 _EXAMPLE = "for example 'dumps/{run_id}/{rollout_id}.pt'"
@@ -31,12 +36,27 @@ class PathTemplate:
         if fields[-1] != "rollout_id" or fields.count("rollout_id") > 1:
             raise TemplateError(f"dump path {template!r} needs one {{rollout_id}}, after {{run_id}}; {_EXAMPLE}")
 
-    def path(self, run_id: str, rollout_id: int) -> Path:
-        """Returns the absolute path of a dump; the run id is made safe as a file name."""
-        return Path(self.template.format(run_id=file_name_for(run_id), rollout_id=rollout_id)).absolute()
+    def path(self, key: RolloutKey) -> Path:
+        """Returns the absolute path of a dump; the run id is made safe as a file name.
+
+        The dump of a policy-loss call is `policy_loss_debug/rank_<rank>_call_<number>.pt` beside the run's dumps.
+        """
+        run_id = file_name_for(key.run_id)
+        path = Path(self.template.format(run_id=run_id, rollout_id=key.rollout_id)).absolute()
+        rank = policy_loss_rank(key.stream)
+        if rank is None:
+            return path
+        # Where the runs share a folder, the calls of each get one of their own.
+        runs_apart = "{run_id}" in str(Path(self.template).parent)
+        folder = path.parent if runs_apart else path.parent / run_id
+        return folder / POLICY_LOSS_FOLDER / f"rank_{rank}_call_{key.rollout_id}.pt"
 
     def directories(self) -> list[Path]:
         """Returns the existing directories that can hold dumps of this template."""
+        dumps = self._dump_directories()
+        return [*dumps, *(calls for path in dumps for calls in path.glob(f"**/{POLICY_LOSS_FOLDER}"))]
+
+    def _dump_directories(self) -> list[Path]:
         directory = Path(self.template).parent
         fixed = Path(directory.anchor)
         parts = directory.parts[1:] if directory.anchor else directory.parts

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import subprocess
 import sys
 import time
 
@@ -13,9 +12,6 @@ _FIRST_PAUSE_S = 0.5
 _MAX_PAUSE_S = 30.0
 LOG_NAME = "shipper.log"
 
-# A shipper outlives the publisher that started it, and Popen warns when a running process is forgotten.
-_started: list[subprocess.Popen[bytes]] = []
-
 _log = logging.getLogger("rollcast.producer")
 
 
@@ -24,14 +20,13 @@ class ShipperLauncher:
 
     def __init__(self, spool: SpoolFolder, config: PublisherConfig) -> None:
         self._spool, self._config = spool, config
-        self._process: subprocess.Popen[bytes] | None = None
+        self._pid: int | None = None
         self._next_start = 0.0
         self._pause_s = _FIRST_PAUSE_S
 
     def tend(self) -> None:
         """Starts a shipper where none owns the spool; with growing pauses where it keeps dying."""
-        running = self._process is not None and self._process.poll() is None
-        if running or time.monotonic() < self._next_start or self._spool.has_shipper():
+        if self._is_running() or time.monotonic() < self._next_start or self._spool.has_shipper():
             return
         self._next_start = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
@@ -45,17 +40,31 @@ class ShipperLauncher:
             f"--max-part-bytes={self._config.max_part_bytes}",
             "--stop-with-trainers",
         ]
+        log = str(self._spool.path / LOG_NAME)
         try:
-            with (self._spool.path / LOG_NAME).open("ab") as log:
-                # A session of its own: Ctrl-C in the trainer's terminal must not reach it. No GPU: it needs none.
-                self._process = subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                    env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
-                )
-                _started.append(self._process)
+            # Not subprocess.Popen, which expects to outlive its process. A session of its own: Ctrl-C in the trainer's
+            # terminal must not reach it. No GPU: it needs none.
+            self._pid = os.posix_spawn(
+                sys.executable,
+                command,
+                {**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),
+                    (os.POSIX_SPAWN_DUP2, 1, 2),
+                ],
+                setsid=True,
+            )
         except OSError as exc:
             _log.error("rollcast-ship cannot be started (%s); bundles wait in %s", exc, self._spool.path)
+
+    def _is_running(self) -> bool:
+        if self._pid is None:
+            return False
+        try:
+            ended, _ = os.waitpid(self._pid, os.WNOHANG)
+        except ChildProcessError:
+            ended = self._pid
+        if ended:
+            self._pid = None
+        return not ended
