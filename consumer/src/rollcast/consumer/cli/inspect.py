@@ -26,7 +26,7 @@ def inspect(file: Annotated[Path, typer.Argument(help="A dump, .pt.")]) -> None:
     try:
         manifest = read_manifest(file)
     except DumpFileError as exc:
-        console.print(f"{manifest_path(file)} is not used: {exc}", markup=False)
+        console.print(f"{manifest_path(file)} is not used: {exc}", markup=False, soft_wrap=True)
         return
     if manifest is None:
         console.print("No manifest beside it.")
