@@ -67,11 +67,21 @@ def test_every_layout_and_restore_gives_the_same_bundle(tmp_path: Path, context:
         assert not differences(payload_in_spool(folder / "spool", 0), direct), folder.name
 
 
-def test_tp2_pp2_cp2_has_one_writer(tmp_path: Path) -> None:
-    results = run_ranks(Grid(world=8, tensor=2, pipeline=2, context=2), publish_and_dump, tmp_path, "auto", 2**20)
+@pytest.mark.parametrize(
+    ("grid", "shards"),
+    [
+        (Grid(world=8, tensor=2, pipeline=2, context=2), 1),
+        (Grid(world=8, pipeline=2, context=2), 2),
+        (Grid(world=8, pipeline=2, context=2, virtual=2), 2),
+    ],
+    ids=["tp2 pp2 cp2", "pp2 cp2 dp2", "pp2 cp2 dp2, virtual stages"],
+)
+def test_each_shard_has_one_writer_on_the_last_stage(tmp_path: Path, grid: Grid, shards: int) -> None:
+    results = run_ranks(grid, publish_and_dump, tmp_path, "auto", 2**20)
     writers = [rank for rank, result in enumerate(results) if result["writer"]]
-    assert len(writers) == 1
-    assert sum(result["takes_part"] for result in results) == 2
+    assert len(writers) == shards
+    assert sum(result["takes_part"] for result in results) == shards * grid.context
+    assert min(writers) >= grid.world // grid.pipeline
     _assert_spool_and_inline_equal_direct(tmp_path, writers)
 
 

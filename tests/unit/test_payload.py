@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollcast.schemas import RolloutDataError, build_dump_payload
 
@@ -64,6 +66,30 @@ def test_samples_without_order_stay_and_warn_once(caplog: pytest.LogCaptureFixtu
     payload = _payload(_shard(2, reward=[1, 2]), _shard(1, reward=[3]))
     assert [sample["reward"] for sample in payload["samples"]] == [1, 2, 3]
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.none() | st.integers(0, 3), st.none() | st.integers(0, 3)), max_size=4), max_size=4)
+)
+def test_the_order_is_a_stable_sort_by_what_every_sample_has(shards: list[list[tuple[int | None, int | None]]]) -> None:
+    numbered = iter(range(100))
+    payload = _payload(
+        *(
+            _shard(
+                len(shard),
+                partition=[position for position, _ in shard],
+                sample_indices=[index for _, index in shard],
+                number=[next(numbered) for _ in shard],
+            )
+            for shard in shards
+        )
+    )
+    samples = [(*places, number) for number, places in enumerate(places for shard in shards for places in shard)]
+    for key in (0, 1):
+        if all(sample[key] is not None for sample in samples):
+            samples.sort(key=lambda sample: sample[key] or 0)
+            break
+    assert [sample["number"] for sample in payload["samples"]] == [number for _, _, number in samples]
 
 
 def test_equal_positions_are_data_and_keep_shard_order() -> None:

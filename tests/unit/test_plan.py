@@ -4,9 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fixtures.rollouts import context_parallel_share, whole_shard
-from rollcast.producer.context_parallel import ContextLayout
+from rollcast.producer.context_parallel import ContextLayout, spans_by_rank
+from rollcast.producer.copy import copy_own
 from rollcast.producer.errors import RolloutDataError
 from rollcast.producer.parallel import ParallelLayout
 from rollcast.producer.plan import make_plan
@@ -40,6 +43,35 @@ def test_the_copies_of_all_peers_fill_the_file_without_overlap(size: int, in_pla
     unfilled = 0 if size == 1 else 2 * (2 + 4 + 12 + 8)
     assert filled.max() == 1
     assert int((filled == 0).sum()) == unfilled
+
+
+@given(
+    lengths=st.lists(st.integers(1, 60).flatmap(lambda total: st.tuples(st.just(total), st.integers(0, total)))),
+    cut=st.sampled_from(ContextLayout),
+    size=st.sampled_from([1, 2, 3, 4]),
+)
+def test_slicing_and_restoring_are_inverse(lengths: list[tuple[int, int]], cut: ContextLayout, size: int) -> None:
+    whole = [torch.arange(1, response + 1, dtype=torch.int64) for _, response in lengths]
+    for tensor, (total, response) in zip(whole, lengths, strict=True):
+        if size > 1 and total == response and response:
+            tensor[0] = 0
+    spans = [spans_by_rank(cut, size, total, response, 64) for total, response in lengths]
+    restored: torch.Tensor | None = None
+    for rank in range(size):
+        share = {
+            "response_lengths": [response for _, response in lengths],
+            "total_lengths": [total for total, _ in lengths],
+            "max_seq_lens": [64] * len(lengths),
+            "values": [
+                torch.cat([tensor[low:high] for low, high in by_rank[rank]] or [tensor[:0]])
+                for tensor, by_rank in zip(whole, spans, strict=True)
+            ],
+        }
+        plan = make_plan(share, _layout(rank, size), context_layout=cut)
+        restored = torch.zeros(plan.data_bytes, dtype=torch.uint8) if restored is None else restored
+        copy_own(plan, rank, restored)
+    assert restored is not None
+    assert torch.equal(restored.view(torch.int64), torch.cat([*whole, torch.empty(0, dtype=torch.int64)]))
 
 
 def test_the_digest_tells_fields_dtypes_lengths_and_counts_apart() -> None:

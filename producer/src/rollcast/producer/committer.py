@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rollcast.producer.errors import SpoolError
 from rollcast.producer.plan import ShardRecords
 from rollcast.producer.shipper.launch import ShipperLauncher
 from rollcast.producer.spool.folder import BundleName, SpoolFolder
@@ -41,7 +42,7 @@ class Committer:
     """Commits in the background; its thread starts with the first job, so nothing runs before a fork.
 
     Attributes:
-        abandoned: bundles given up because a peer did not fill its part.
+        abandoned: bundles that could not be committed and became dropped rollouts.
     """
 
     def __init__(
@@ -87,9 +88,9 @@ class Committer:
             if job is None:
                 return
             try:
-                self._commit(job)
-            except OSError as exc:
-                _log.error("rollout %d is lost: its bundle could not be committed: %s", job.name.rollout_id, exc)
+                self._commit_or_drop(job)
+            except Exception as exc:  # noqa: BLE001  # the thread must live on, whatever became of one bundle
+                _log.error("rollout %d is lost: not even its mark could be committed: %r", job.name.rollout_id, exc)
             finally:
                 with self._lock:
                     self._open_jobs -= 1
@@ -99,28 +100,31 @@ class Committer:
         if self._launcher is not None:
             self._launcher.tend()
 
-    def _commit(self, job: CommitJob) -> None:
-        filling = self._spool.filling(self._run_id, job.name)
+    def _commit_or_drop(self, job: CommitJob) -> None:
         committed = self._spool.committed(self._run_id, job.name)
-        if job.content is not None and not self._wait_filled(filling, job.peers):
-            self.abandoned += 1
-            shutil.rmtree(filling, ignore_errors=True)
-            reason = f"a context-parallel peer did not fill its part within {self._fill_timeout_s:g} s"
-            _log.error("rollout %d dropped: %s", job.name.rollout_id, reason)
-            job = dropped(job, reason)
-        commit_bundle(filling, committed, job.content, job.shard)
+        if job.content is not None:
+            filling = self._spool.filling(self._run_id, job.name)
+            try:
+                self._wait_filled(filling, job.peers)
+                commit_bundle(filling, committed, job.content, job.shard)
+            except Exception as exc:  # noqa: BLE001  # whatever it is, the rollout becomes a dropped one
+                self.abandoned += 1
+                shutil.rmtree(filling, ignore_errors=True)
+                _log.error("rollout %d is dropped: %s", job.name.rollout_id, exc)
+                job = _dropped(job, f"its bundle could not be committed: {exc}")
+            else:
+                return
+        commit_bundle(self._spool.marking(self._run_id, job.name), committed, None, job.shard)
 
-    def _wait_filled(self, filling: Path, peers: int) -> bool:
+    def _wait_filled(self, filling: Path, peers: int) -> None:
         # Looking, not waiting on a primitive: the peers are other processes, and only the file system is shared.
         deadline = time.monotonic() + self._fill_timeout_s
         while not is_filled(filling, peers):
             if time.monotonic() > deadline:
-                return False
+                raise SpoolError(f"a context-parallel peer did not fill its part within {self._fill_timeout_s:g} s")
             time.sleep(_LOOK_EVERY_S)
-        return True
 
 
-def dropped(job: CommitJob, reason: str) -> CommitJob:
-    """Returns the job that announces the rollout as dropped instead."""
+def _dropped(job: CommitJob, reason: str) -> CommitJob:
     shard = replace(job.shard, sample_count=0, raw_bytes=0, replaced_values=0, dropped_reason=reason)
     return CommitJob(name=job.name, content=None, shard=shard, peers=job.peers)

@@ -1,10 +1,14 @@
 """Where this process stands among the parallel training ranks."""
 
+import re
 from dataclasses import dataclass
 
 import torch.distributed as dist
 
 from rollcast.producer.errors import ProducerError
+
+_OLDEST_VERSION = (0, 13)
+_OLDEST = "0.13 or newer"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,12 +57,16 @@ def current_layout() -> ParallelLayout:
     if not dist.is_available() or not dist.is_initialized():
         return ParallelLayout()
     try:
+        import megatron.core
         from megatron.core import parallel_state
     except ImportError as exc:
         raise ProducerError(
-            "torch.distributed is initialised but megatron-core cannot be imported: "
-            "install megatron-core 0.13 or newer, rollcast finds the writer ranks through its parallel_state"
+            f"torch.distributed is initialised but megatron-core cannot be imported ({exc}): "
+            f"install megatron-core {_OLDEST}, rollcast finds the writer ranks through its parallel_state"
         ) from exc
+    version = str(getattr(megatron.core, "__version__", "0"))
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < _OLDEST_VERSION:
+        raise ProducerError(f"megatron-core is {version}; install {_OLDEST}")
     if not parallel_state.model_parallel_is_initialized():
         raise ProducerError(
             "megatron-core's parallel groups are not set up: call parallel_state.initialize_model_parallel() "

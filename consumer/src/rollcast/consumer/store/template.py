@@ -54,7 +54,8 @@ class PathTemplate:
     def directories(self) -> list[Path]:
         """Returns the existing directories that can hold dumps of this template."""
         dumps = self._dump_directories()
-        return [*dumps, *(calls for path in dumps for calls in path.glob(f"**/{POLICY_LOSS_FOLDER}"))]
+        patterns = (POLICY_LOSS_FOLDER, f"*/{POLICY_LOSS_FOLDER}")
+        return [*dumps, *(calls for path in dumps for pattern in patterns for calls in path.glob(pattern))]
 
     def _dump_directories(self) -> list[Path]:
         directory = Path(self.template).parent

@@ -5,6 +5,7 @@
 <spool>/.host-token              tells whether two ranks see the same folder
 <spool>/<run>/<bundle>/          a committed bundle
 <spool>/<run>/.<bundle>.filling/ a bundle that its peers are filling
+<spool>/<run>/.<bundle>.marking/ the mark of a dropped rollout, in the making
 <spool>/.poison/<run>/<bundle>/  a bundle that cannot be shipped, with the reason
 """
 
@@ -22,7 +23,7 @@ from rollcast.producer.errors import SpoolError
 from rollcast.schemas.topics import file_name_for
 
 _NAME = re.compile(r"(\d+)-a(\d+)-((?:dp|loss)\d+)\Z")
-_FILLING = ".filling"
+_FILLING, _MARKING = ".filling", ".marking"
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -79,6 +80,10 @@ class SpoolFolder:
         """Returns where a bundle is filled."""
         return self.path / file_name_for(run_id) / f".{name}{_FILLING}"
 
+    def marking(self, run_id: str, name: BundleName) -> Path:
+        """Returns where the mark of a dropped rollout is made; not where peers may still be giving up the bundle."""
+        return self.path / file_name_for(run_id) / f".{name}{_MARKING}"
+
     def bundles(self) -> list[tuple[BundleName, Path]]:
         """Returns the committed bundles of all runs, in rollout order."""
         found: list[tuple[BundleName, Path]] = []
@@ -110,8 +115,8 @@ class SpoolFolder:
         swept = 0
         with contextlib.suppress(FileNotFoundError):
             for entry in (self.path / file_name_for(run_id)).iterdir():
-                name = BundleName.parse(entry.name.removeprefix(".").removesuffix(_FILLING))
-                if not entry.name.endswith(_FILLING) or name is None:
+                name = BundleName.parse(entry.name.removeprefix(".").removesuffix(_FILLING).removesuffix(_MARKING))
+                if name is None or not entry.name.startswith("."):
                     continue
                 if name.source in sources and name.attempt < below_attempt:
                     shutil.rmtree(entry, ignore_errors=True)
