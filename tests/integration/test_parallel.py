@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import megatron.core
 import pytest
@@ -12,8 +13,8 @@ from rollcast.producer.parallel import ParallelLayout, current_layout
 
 
 @pytest.fixture
-def world_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def world_of_one(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 
@@ -27,7 +28,7 @@ def test_a_process_without_torch_distributed_is_alone_and_writes() -> None:
 @pytest.mark.usefixtures("world_of_one")
 def test_missing_megatron_core_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "megatron.core", None)
-    with pytest.raises(ProducerError, match="cannot be imported .*install megatron-core 0.13 or newer"):
+    with pytest.raises(ProducerError, match=r"cannot be imported .*install megatron-core 0.13 or newer"):
         current_layout()
 
 
