@@ -1,0 +1,112 @@
+"""How long training stands still for a rollout: `publish`, beside the inline dump and beside one copy of the bytes.
+
+Real megatron-core groups over gloo; 128 samples a shard, 1k prompt, 16k response, 8 float32 fields. One run compares,
+on the same data, (a) the inline way (one collective per field and sample, gather to one rank, `torch.save`), (b) one
+memcpy of the shard's bytes on each writer, and `publish` into tmpfs and into the disk's folder.
+"""
+
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from fixtures.ranks import Grid, run_ranks
+from rollcast.producer import Publisher, PublisherConfig, all_gather_with_cp, save_debug_train_data
+from rollcast.producer.context_parallel import response_spans, span_tokens
+from rollcast.producer.parallel import current_layout
+
+SAMPLES, PROMPT, RESPONSE = 128, 1024, 16_384
+FIELDS = ("rollout_log_probs", "log_probs", "ref_log_probs", "values", "advantages", "returns", "kl", "entropy")
+ROUNDS, INLINE_ROUNDS = 10, 3
+
+
+def main() -> None:
+    """Runs both layouts and prints the ratios."""
+    results = {}
+    for name, grid in {"CP2 x DP2": Grid(world=4, context=2), "CP1 x DP2": Grid(world=2)}.items():
+        ranks = run_ranks(grid, measure, timeout_s=550)
+        slowest = {way: max(rank[way] for rank in ranks) for way in ranks[0]}
+        results[name] = slowest
+        print(f"{name}: {SAMPLES} samples a shard, {ranks[0]['shard_mb']:.0f} MB; median of {ROUNDS}, slowest rank")
+        for way in ("inline", "memcpy", "publish, tmpfs", "publish, disk"):
+            inline, floor = slowest["inline"] / slowest[way], slowest[way] / slowest["memcpy"]
+            print(f"  {way:16} {slowest[way]:8.3f} s   {inline:6.1f} x less than inline   {floor:5.2f} x one memcpy")
+    out = Path(__file__).parent / "results" / "stall.json"
+    out.parent.mkdir(exist_ok=True)
+    out.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def measure() -> dict[str, float]:
+    """Measures every way on this rank."""
+    layout = current_layout()
+    data = _share()
+    with tempfile.TemporaryDirectory(dir=_tmpfs()) as fast, tempfile.TemporaryDirectory() as disk:
+        fast_folder, disk_folder = _shared(Path(fast)), _shared(Path(disk))
+        shard = torch.empty(SAMPLES * (len(FIELDS) * RESPONSE * 4 + (PROMPT + RESPONSE) * 8), dtype=torch.uint8)
+        shard.fill_(1)
+        target = torch.ones_like(shard)
+        results = {"shard_mb": shard.numel() / 1e6}
+        results["memcpy"] = _median(lambda _: target.copy_(shard) if layout.is_writer else None, ROUNDS)
+        for way, folder in (("publish, tmpfs", fast_folder), ("publish, disk", disk_folder)):
+            config = PublisherConfig(
+                run_id="stall", spool_dir=folder, bootstrap_servers="127.0.0.1:1", start_shipper=False, strict=True
+            )
+            publisher = Publisher(config)
+            results[way] = _median(lambda turn, publisher=publisher: publisher.publish(turn, data), ROUNDS)
+            publisher.close(0.1)
+        args = SimpleNamespace(save_debug_train_data=str(disk_folder / "inline-{rollout_id}.pt"))
+        results["inline"] = _median(
+            lambda turn: save_debug_train_data(
+                args, rollout_id=turn, rollout_data=data, gather_tensor=all_gather_with_cp
+            ),
+            INLINE_ROUNDS,
+        )
+        dist.barrier()
+    return results
+
+
+def _share() -> dict[str, Any]:
+    layout = current_layout()
+    total = PROMPT + RESPONSE
+    held = span_tokens(response_spans(total, RESPONSE, layout.context_parallel_rank, layout.context_parallel_size))
+    generator = torch.Generator().manual_seed(layout.rank)
+    return {
+        "tokens": [torch.randint(0, 150_000, (total,), generator=generator) for _ in range(SAMPLES)],
+        "response_lengths": [RESPONSE] * SAMPLES,
+        "total_lengths": [total] * SAMPLES,
+        "partition": [slot * layout.data_parallel_size + layout.data_parallel_rank for slot in range(SAMPLES)],
+        **{name: [torch.rand(held, generator=generator) for _ in range(SAMPLES)] for name in FIELDS},
+    }
+
+
+def _median(way: Callable[[int], Any], rounds: int) -> float:
+    seconds = []
+    for turn in range(rounds + 1):
+        dist.barrier()
+        started = time.perf_counter()
+        way(turn)
+        seconds.append(time.perf_counter() - started)
+    return sorted(seconds[1:])[rounds // 2]
+
+
+def _tmpfs() -> str | None:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  # tmpfs, as the README recommends
+
+
+def _shared(own: Path) -> Path:
+    """Returns rank 0's folder on every rank."""
+    holder = [str(own)]
+    dist.broadcast_object_list(holder, src=0)
+    return Path(holder[0])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
