@@ -2,7 +2,8 @@
 
 Real megatron-core groups over gloo; 128 samples a shard, 1k prompt, 16k response, 8 float32 fields. One run compares,
 on the same data, (a) the inline way (one collective per field and sample, gather to one rank, `torch.save`), (b) one
-memcpy of the shard's bytes on each writer, and `publish` into tmpfs and into the disk's folder.
+memcpy of the shard's bytes on each writer, and `publish` into tmpfs and into the disk's folder. The shipper takes each
+rollout to a real Kafka before the next one is published, as it does when rollouts are minutes apart.
 """
 
 import json
@@ -19,32 +20,40 @@ import torch
 import torch.distributed as dist
 
 from fixtures.ranks import Grid, run_ranks
+from rollcast.consumer.broker import running_broker
 from rollcast.producer import Publisher, PublisherConfig, all_gather_with_cp, save_debug_train_data
 from rollcast.producer.context_parallel import response_spans, span_tokens
 from rollcast.producer.parallel import current_layout
+from rollcast.producer.spool.folder import SpoolFolder
 
 SAMPLES, PROMPT, RESPONSE = 128, 1024, 16_384
 FIELDS = ("rollout_log_probs", "log_probs", "ref_log_probs", "values", "advantages", "returns", "kl", "entropy")
-ROUNDS, INLINE_ROUNDS = 10, 3
+ROUNDS, INLINE_ROUNDS, WARM_UP = 10, 3, 2
 
 
 def main() -> None:
     """Runs both layouts and prints the ratios."""
     results = {}
+    with running_broker() as broker:
+        run(broker.bootstrap_servers, results)
+    out = Path(__file__).parent / "results" / "stall.json"
+    out.parent.mkdir(exist_ok=True)
+    out.write_text(json.dumps(results, indent=2) + "\n")
+
+
+def run(bootstrap_servers: str, results: dict[str, Any]) -> None:
+    """Measures both layouts."""
     for name, grid in {"CP2 x DP2": Grid(world=4, context=2), "CP1 x DP2": Grid(world=2)}.items():
-        ranks = run_ranks(grid, measure, timeout_s=550)
+        ranks = run_ranks(grid, measure, bootstrap_servers, timeout_s=550)
         slowest = {way: max(rank[way] for rank in ranks) for way in ranks[0]}
         results[name] = slowest
         print(f"{name}: {SAMPLES} samples a shard, {ranks[0]['shard_mb']:.0f} MB; median of {ROUNDS}, slowest rank")
         for way in ("inline", "memcpy", "publish, tmpfs", "publish, disk"):
             inline, floor = slowest["inline"] / slowest[way], slowest[way] / slowest["memcpy"]
             print(f"  {way:16} {slowest[way]:8.3f} s   {inline:6.1f} x less than inline   {floor:5.2f} x one memcpy")
-    out = Path(__file__).parent / "results" / "stall.json"
-    out.parent.mkdir(exist_ok=True)
-    out.write_text(json.dumps(results, indent=2) + "\n")
 
 
-def measure() -> dict[str, float]:
+def measure(bootstrap_servers: str) -> dict[str, float]:
     """Measures every way on this rank."""
     layout = current_layout()
     data = _share()
@@ -57,11 +66,15 @@ def measure() -> dict[str, float]:
         results["memcpy"] = _median(lambda _: target.copy_(shard) if layout.is_writer else None, ROUNDS)
         for way, folder in (("publish, tmpfs", fast_folder), ("publish, disk", disk_folder)):
             config = PublisherConfig(
-                run_id="stall", spool_dir=folder, bootstrap_servers="127.0.0.1:1", start_shipper=False, strict=True
+                run_id="stall", spool_dir=folder, bootstrap_servers=bootstrap_servers, topic_prefix=way[9:], strict=True
             )
             publisher = Publisher(config)
-            results[way] = _median(lambda turn, publisher=publisher: publisher.publish(turn, data), ROUNDS)
-            publisher.close(0.1)
+            results[way] = _median(
+                lambda turn, publisher=publisher: publisher.publish(turn, data),
+                ROUNDS,
+                between=lambda folder=folder: _await_empty(SpoolFolder(folder)),
+            )
+            publisher.close(60)
         args = SimpleNamespace(save_debug_train_data=str(disk_folder / "inline-{rollout_id}.pt"))
         results["inline"] = _median(
             lambda turn: save_debug_train_data(
@@ -87,14 +100,23 @@ def _share() -> dict[str, Any]:
     }
 
 
-def _median(way: Callable[[int], Any], rounds: int) -> float:
+def _await_empty(spool: SpoolFolder) -> None:
+    dist.barrier()
+    while spool.bundles() or list(spool.path.glob("*/.*")):
+        time.sleep(0.1)
+    # Until the background threads have mapped what came back to the pool.
+    time.sleep(1.2)
+
+
+def _median(way: Callable[[int], Any], rounds: int, between: Callable[[], None] = lambda: None) -> float:
     seconds = []
-    for turn in range(rounds + 1):
+    for turn in range(rounds + WARM_UP):
+        between()
         dist.barrier()
         started = time.perf_counter()
         way(turn)
         seconds.append(time.perf_counter() - started)
-    return sorted(seconds[1:])[rounds // 2]
+    return sorted(seconds[WARM_UP:])[rounds // 2]
 
 
 def _tmpfs() -> str | None:

@@ -1,4 +1,4 @@
-"""The writer's background thread: commits filled bundles and keeps a shipper alive."""
+"""The background thread of a rank: commits filled bundles, keeps a shipper alive, prepares memory for the next one."""
 
 import logging
 import queue
@@ -10,8 +10,9 @@ from pathlib import Path
 
 from rollcast.producer.errors import SpoolError
 from rollcast.producer.plan import ShardRecords
+from rollcast.producer.session import Session
 from rollcast.producer.shipper.launch import ShipperLauncher
-from rollcast.producer.spool.folder import BundleName, SpoolFolder
+from rollcast.producer.spool.folder import BundleName
 from rollcast.producer.spool.write import commit_bundle, is_filled
 from rollcast.schemas.events import DpShard
 
@@ -39,21 +40,22 @@ class CommitJob:
 
 
 class Committer:
-    """Commits in the background; its thread starts with the first job, so nothing runs before a fork.
+    """Commits in the background; its thread starts with the first rollout, so nothing runs before a fork.
 
     Attributes:
         abandoned: bundles that could not be committed and became dropped rollouts.
     """
 
-    def __init__(
-        self, spool: SpoolFolder, run_id: str, fill_timeout_s: float, launcher: ShipperLauncher | None
-    ) -> None:
+    def __init__(self, session: Session, launcher: ShipperLauncher | None) -> None:
         self.abandoned = 0
-        self._spool, self._run_id, self._fill_timeout_s = spool, run_id, fill_timeout_s
+        self._spool, self._run_id = session.spool, session.config.run_id
+        self._fill_timeout_s = session.config.commit_timeout_s
+        self._files = session.files
         self._launcher = launcher
         self._jobs: queue.SimpleQueue[CommitJob | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._open_jobs = 0
+        self._has_committed = False
         self._lock = threading.Lock()
 
     @property
@@ -61,11 +63,15 @@ class Committer:
         """Tells whether a job is waiting or being worked on."""
         return self._open_jobs > 0
 
-    def submit(self, job: CommitJob) -> None:
-        """Takes a job; returns at once."""
+    def start(self) -> None:
+        """Starts the thread, unless it runs: also a peer that commits nothing has mappings to prepare."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="rollcast-commit", daemon=True)
             self._thread.start()
+
+    def submit(self, job: CommitJob) -> None:
+        """Takes a job; returns at once."""
+        self.start()
         with self._lock:
             self._open_jobs += 1
         self._jobs.put(job)
@@ -92,13 +98,16 @@ class Committer:
             except Exception as exc:  # noqa: BLE001  # the thread must live on, whatever became of one bundle
                 _log.error("rollout %d is lost: not even its mark could be committed: %r", job.name.rollout_id, exc)
             finally:
+                self._has_committed = True
                 with self._lock:
                     self._open_jobs -= 1
             self._tend()
 
     def _tend(self) -> None:
-        if self._launcher is not None:
+        # A rank that commits nothing leaves the shipper to those that do.
+        if self._launcher is not None and self._has_committed:
             self._launcher.tend()
+        self._files.prefault()
 
     def _commit_or_drop(self, job: CommitJob) -> None:
         committed = self._spool.committed(self._run_id, job.name)

@@ -140,7 +140,7 @@ class Publisher:
         self._trainer_lock = session.spool.register_trainer()
         session.spool.sweep_unfinished(config.run_id, session.own_sources, session.attempt)
         launcher = ShipperLauncher(session.spool, config) if config.start_shipper else None
-        self._committer = Committer(session.spool, config.run_id, config.commit_timeout_s, launcher)
+        self._committer = Committer(session, launcher)
         atexit.register(self._flush_at_exit)
 
     def _guarded(self, work: Callable[[], PublishResult], what: str) -> PublishResult:
@@ -179,6 +179,7 @@ class Publisher:
                 copied = self._copy_in_place(plan, bundle)
             except Exception as exc:  # noqa: BLE001  # whatever it is, this rollout alone is lost
                 return self._give_up(name, exc)
+        self._committer.start()
         if self._layout.is_writer:
             fillers = self._layout.context_parallel_size if self._session.in_place else 1
             shard = self._session.closing_event(rollout_id, plan)
@@ -192,7 +193,7 @@ class Publisher:
         try:
             plan = make_plan(make_data(), alone(self._layout))
             self._check_quota(plan)
-            bundle = BundleWriter(self._session.filling(name), plan)
+            bundle = self._session.start_bundle(name, plan)
             bundle.file.write_header()
             copied = copy_own(plan, 0, bundle.file.data)
             bundle.mark_filled(0)
@@ -218,7 +219,7 @@ class Publisher:
             if not self._layout.is_writer and not in_place:
                 return _Prepared(plan, None)
             self._check_quota(plan)
-            return _Prepared(plan, BundleWriter(self._session.filling(name), plan))
+            return _Prepared(plan, self._session.start_bundle(name, plan))
         except Exception as exc:  # noqa: BLE001  # whatever it is, the peers are waiting for this rank's vote
             return exc
 

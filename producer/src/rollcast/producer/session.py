@@ -12,6 +12,8 @@ from rollcast.producer.errors import ProducerError
 from rollcast.producer.parallel import ParallelLayout
 from rollcast.producer.plan import ShardPlan
 from rollcast.producer.spool.folder import BundleName, SpoolFolder
+from rollcast.producer.spool.tensor_file import TensorFiles
+from rollcast.producer.spool.write import BundleWriter
 from rollcast.schemas.events import TRAIN_STREAM, DpShard
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -26,6 +28,7 @@ class Session:
         layout: this rank's coordinates.
         spool: its spool.
         attempt: number of this start, agreed by all ranks.
+        files: opens the tensor files of this process.
         in_place: the context-parallel peers map one file; otherwise they send their pieces to the writer.
     """
 
@@ -33,6 +36,7 @@ class Session:
     layout: ParallelLayout
     spool: SpoolFolder
     attempt: int
+    files: TensorFiles
     in_place: bool
 
     @property
@@ -79,9 +83,14 @@ class Session:
             published_at_ms=_now_ms(),
         )
 
-    def filling(self, name: BundleName) -> Path:
-        """Returns where a bundle is filled."""
-        return self.spool.filling(self.config.run_id, name)
+    def start_bundle(self, name: BundleName, plan: ShardPlan) -> BundleWriter:
+        """Returns the bundle to be filled; peers that start the same get the same.
+
+        Raises:
+            SpoolFullError: no room.
+            SpoolError: it cannot be made.
+        """
+        return BundleWriter(self.spool.filling(self.config.run_id, name), plan, self.files)
 
     def waiting(self) -> bool:
         """Tells whether a bundle of this rank is still in the spool."""
@@ -114,6 +123,7 @@ def open_session(config: PublisherConfig, layout: ParallelLayout, control: Contr
         layout=layout,
         spool=spool,
         attempt=max(answer[1] for answer in answers),
+        files=TensorFiles(spool.pool),
         in_place=_in_place(config, places),
     )
 

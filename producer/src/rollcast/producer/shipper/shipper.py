@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +42,7 @@ class Shipper:
 
     async def run(self) -> None:
         """Ships until `shutdown`, or until the spool is empty and no trainer uses it if so configured."""
+        await asyncio.to_thread(self._spool.sweep_leaving)
         work = asyncio.create_task(self._work(), name="ship")
         stop = asyncio.create_task(self._stopping.wait(), name="wait-for-shutdown")
         try:
@@ -125,5 +125,5 @@ class Shipper:
             aside = self._spool.set_aside(path, str(exc))
             _log.error("bundle %s cannot be shipped and was set aside in %s: %s", path.name, aside, exc)
             return
-        await asyncio.to_thread(shutil.rmtree, path)
+        await asyncio.to_thread(self._spool.retire, path)
         _log.info("shipped %s/%s: %d bytes on the wire", path.parent.name, path.name, wire_bytes)

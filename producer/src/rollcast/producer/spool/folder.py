@@ -7,6 +7,7 @@
 <spool>/<run>/.<bundle>.filling/ a bundle that its peers are filling
 <spool>/<run>/.<bundle>.marking/ the mark of a dropped rollout, in the making
 <spool>/.poison/<run>/<bundle>/  a bundle that cannot be shipped, with the reason
+<spool>/.pool/                   emptied tensor files, to be filled again
 """
 
 import contextlib
@@ -20,10 +21,12 @@ from pathlib import Path
 from typing import IO
 
 from rollcast.producer.errors import SpoolError
+from rollcast.producer.spool.pool import TensorPool
+from rollcast.producer.spool.read import TENSORS_NAME
 from rollcast.schemas.topics import file_name_for
 
 _NAME = re.compile(r"(\d+)-a(\d+)-((?:dp|loss)\d+)\Z")
-_FILLING, _MARKING = ".filling", ".marking"
+_FILLING, _MARKING, _LEAVING = ".filling", ".marking", ".leaving"
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -68,6 +71,11 @@ class SpoolFolder:
             ) from exc
 
     @property
+    def pool(self) -> TensorPool:
+        """Emptied tensor files of this spool."""
+        return TensorPool(self.path / ".pool")
+
+    @property
     def token(self) -> Path:
         """File whose inode tells one folder from another."""
         return self.path / ".host-token"
@@ -101,9 +109,11 @@ class SpoolFolder:
         return [(name, path) for name, path in self.bundles() if path.parent.name == folder]
 
     def used_bytes(self) -> int:
-        """Returns the size of all files in the spool."""
+        """Returns the size of all files in the spool, the pool left aside."""
         total = 0
-        for folder, _, files in os.walk(self.path):
+        for folder, folders, files in os.walk(self.path):
+            if Path(folder) == self.path and ".pool" in folders:
+                folders.remove(".pool")
             for file in files:
                 # A bundle may be shipped and removed while it is being measured.
                 with contextlib.suppress(FileNotFoundError):
@@ -122,6 +132,20 @@ class SpoolFolder:
                     shutil.rmtree(entry, ignore_errors=True)
                     swept += 1
         return swept
+
+    def retire(self, bundle: Path) -> None:
+        """Removes a delivered bundle; its tensor file goes to the pool."""
+        # Renamed first: a bundle that lacks its tensor file must not be seen.
+        leaving = bundle.with_name(f".{bundle.name}{_LEAVING}")
+        bundle.rename(leaving)
+        with contextlib.suppress(FileNotFoundError):
+            self.pool.give(leaving / TENSORS_NAME)
+        shutil.rmtree(leaving)
+
+    def sweep_leaving(self) -> None:
+        """Removes what a shipper that died in `retire` has left; for the one that owns the spool."""
+        for leaving in self.path.glob(f"*/.*{_LEAVING}"):
+            shutil.rmtree(leaving, ignore_errors=True)
 
     def set_aside(self, bundle: Path, reason: str) -> Path:
         """Moves a bundle that cannot be shipped out of the way, with the reason in `reason.txt`."""

@@ -9,7 +9,7 @@ import fastavro
 from rollcast.producer.errors import SpoolError
 from rollcast.producer.plan import ShardPlan, ShardRecords
 from rollcast.producer.spool.read import RECORDS_NAME, TENSORS_NAME, record_schema
-from rollcast.producer.spool.tensor_file import TensorFile, header_for
+from rollcast.producer.spool.tensor_file import TensorFiles, header_for
 from rollcast.schemas.events import SHARD_SLOT, DpShard, SamplePart
 from rollcast.schemas.framing import event_to_avro
 
@@ -28,21 +28,21 @@ class BundleWriter:
         SpoolError: the folder cannot be made.
     """
 
-    def __init__(self, filling: Path, plan: ShardPlan) -> None:
+    def __init__(self, filling: Path, plan: ShardPlan, files: TensorFiles) -> None:
         self.path = filling
         try:
             filling.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
             raise SpoolError(f"{filling} cannot be made: {exc.strerror}; check spool_dir") from exc
         try:
-            self.file = TensorFile(filling / TENSORS_NAME, header_for(plan.tensors), plan.data_bytes)
+            self.file = files.open(filling / TENSORS_NAME, header_for(plan.tensors), plan.data_bytes)
         except SpoolError:
             # Whatever was reserved goes back; with this rank's objection no peer will fill it.
             shutil.rmtree(filling, ignore_errors=True)
             raise
 
     def mark_filled(self, context_parallel_rank: int) -> None:
-        """Gives up the mapping and says that this peer's bytes are all there."""
+        """Says that this peer's bytes are all there."""
         self.file.close()
         (self.path / f"{_FILLED}{context_parallel_rank}").touch()
 
