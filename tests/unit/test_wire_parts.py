@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from rollcast.schemas import Column, LimitError, Limits, SamplePart, ShardContentError, TensorSlice, encode
 from rollcast.schemas.parts import (
     MIN_PART_BYTES,
-    SlotId,
     content_digest,
     join,
     pack_large_values,
@@ -19,7 +18,18 @@ from rollcast.schemas.parts import (
 )
 from rollcast.schemas.tensors import columns_of, unflatten
 
-_SLOT = SlotId(run_id="run", attempt=1, rollout_id=2, data_parallel_rank=0, slot=0)
+_SLOT = SamplePart(
+    run_id="run",
+    attempt=1,
+    rollout_id=2,
+    data_parallel_rank=0,
+    slot=0,
+    rollout_position=None,
+    sample_index=None,
+    part=0,
+    part_count=1,
+    columns=(),
+)
 
 
 def _columns(**values: object) -> list[Column]:

@@ -56,6 +56,9 @@ class Committer:
         self._thread: threading.Thread | None = None
         self._open_jobs = 0
         self._has_committed = False
+        self._trouble = ""
+        self._submitted_bytes = 0
+        self._measured_bytes = self._spool.used_bytes()
         self._lock = threading.Lock()
 
     @property
@@ -63,9 +66,13 @@ class Committer:
         """Tells whether a job is waiting or being worked on."""
         return self._open_jobs > 0
 
+    def spool_bytes(self) -> int:
+        """Returns about how much the spool holds; measured in the background, for walking it takes a while."""
+        return self._measured_bytes + self._submitted_bytes
+
     def start(self) -> None:
         """Starts the thread, unless it runs: also a peer that commits nothing has mappings to prepare."""
-        if self._thread is None:
+        if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="rollcast-commit", daemon=True)
             self._thread.start()
 
@@ -74,6 +81,7 @@ class Committer:
         self.start()
         with self._lock:
             self._open_jobs += 1
+            self._submitted_bytes += job.shard.raw_bytes
         self._jobs.put(job)
 
     def close(self, timeout_s: float) -> bool:
@@ -104,10 +112,21 @@ class Committer:
             self._tend()
 
     def _tend(self) -> None:
-        # A rank that commits nothing leaves the shipper to those that do.
-        if self._launcher is not None and self._has_committed:
-            self._launcher.tend()
-        self._files.prefault()
+        try:
+            self._measure()
+            # A rank that commits nothing leaves the shipper to those that do.
+            if self._launcher is not None and self._has_committed:
+                self._launcher.tend()
+            self._files.prefault()
+        except OSError as exc:
+            if str(exc) != self._trouble:
+                self._trouble = str(exc)
+                _log.error("the spool %s cannot be tended now: %s", self._spool.path, exc)
+
+    def _measure(self) -> None:
+        with self._lock:
+            self._submitted_bytes = 0
+        self._measured_bytes = self._spool.used_bytes()
 
     def _commit_or_drop(self, job: CommitJob) -> None:
         committed = self._spool.committed(self._run_id, job.name)

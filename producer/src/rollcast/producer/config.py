@@ -66,6 +66,8 @@ class PublisherConfig:
                 f"PublisherConfig.context_parallel_layout is {self.context_parallel_layout!r}; "
                 f"known are {', '.join(ContextLayout)}"
             )
+        if self.attempt is not None and not 0 <= self.attempt < 2**63:
+            raise ProducerError(f"PublisherConfig.attempt is {self.attempt}; it must not be negative")
         for name in ("max_spool_bytes", "gather_bucket_bytes", "control_timeout_s", "commit_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ProducerError(f"PublisherConfig.{name} is {getattr(self, name)}; it must be positive")

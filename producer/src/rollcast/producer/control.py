@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from rollcast.producer.errors import ControlError
 from rollcast.producer.parallel import ParallelLayout
 
 
@@ -20,6 +21,7 @@ class Vote(IntEnum):
     SPOOL_FULL = 2
     FAILED = 3
     REPEATED = 4
+    OFF = 5
 
 
 _REASONS = {
@@ -27,6 +29,7 @@ _REASONS = {
     Vote.SPOOL_FULL: "spool full",
     Vote.FAILED: "the bundle could not be created",
     Vote.REPEATED: "this rollout was published before in this attempt",
+    Vote.OFF: "publishing is switched off there",
 }
 
 
@@ -70,25 +73,42 @@ class Control:
             self.group = group
 
     def exchange(self, message: Sequence[int]) -> list[list[int]]:
-        """Returns every member's message; all have the same length. Collective over the members."""
+        """Returns every member's message; all have the same length. Collective over the members.
+
+        Raises:
+            ControlError: a member is gone or did not come in time; the group is of no use any more.
+        """
         if self.group is None:
             return [list(message)]
         own = torch.tensor(message, dtype=torch.int64)
         received = [torch.empty_like(own) for _ in self.members]
-        dist.all_gather(received, own, group=self.group)
+        try:
+            dist.all_gather(received, own, group=self.group)
+        except RuntimeError as exc:
+            raise ControlError(f"a rank is gone or did not publish in time: {exc}") from exc
         return [tensor.tolist() for tensor in received]
 
     def sender_to(self, data_parallel_rank: int, context_parallel_rank: int) -> Callable[[torch.Tensor], None]:
         """Returns a function that sends a CPU tensor to the member at these coordinates."""
         rank = self._rank_of(data_parallel_rank, context_parallel_rank)
-        return lambda buffer: dist.send(buffer, dst=rank, group=self.group)
+
+        def send(buffer: torch.Tensor) -> None:
+            try:
+                dist.send(buffer, dst=rank, group=self.group)
+            except RuntimeError as exc:
+                raise ControlError(f"rank {rank} does not take this rank's records: {exc}") from exc
+
+        return send
 
     def receiver_from(self, data_parallel_rank: int, context_parallel_rank: int) -> Callable[[torch.Tensor], None]:
         """Returns a function that fills a CPU tensor with what the member at these coordinates sends."""
         rank = self._rank_of(data_parallel_rank, context_parallel_rank)
 
         def receive(buffer: torch.Tensor) -> None:
-            dist.recv(buffer, src=rank, group=self.group)
+            try:
+                dist.recv(buffer, src=rank, group=self.group)
+            except RuntimeError as exc:
+                raise ControlError(f"rank {rank} does not send its records: {exc}") from exc
 
         return receive
 
@@ -107,10 +127,12 @@ class Refusal:
     Attributes:
         reason: one sentence, the same on every rank.
         announced: consumers are told that the rollout was dropped; not where its id is taken by a good one.
+        final: no rank publishes anything from now on.
     """
 
     reason: str
     announced: bool
+    final: bool = False
 
 
 def decide(members: Sequence[Member], messages: Sequence[Sequence[int]]) -> Refusal | None:
@@ -118,13 +140,16 @@ def decide(members: Sequence[Member], messages: Sequence[Sequence[int]]) -> Refu
 
     A pure function of what all ranks have received alike, so all shards publish, or none does.
     """
-    if len({rollout_id for _, _, rollout_id in messages}) > 1:
+    anybody_off = any(vote == Vote.OFF for vote, _, _ in messages)
+    if not anybody_off and len({rollout_id for _, _, rollout_id in messages}) > 1:
         ranks = ", ".join(f"rank {m.rank}: {message[2]}" for m, message in zip(members, messages, strict=True))
         return Refusal(f"the ranks publish different rollouts ({ranks})", announced=False)
-    for member, (vote, _, _) in zip(members, messages, strict=True):
+    # Off before anything else: all ranks must come to know it in the same exchange.
+    votes = sorted(zip(members, messages, strict=True), key=lambda pair: pair[1][0] != Vote.OFF)
+    for member, (vote, _, _) in votes:
         if vote != Vote.READY:
             reason = f"rank {member.rank} (shard {member.data_parallel_rank}): {_REASONS[Vote(vote)]}"
-            return Refusal(reason, announced=vote != Vote.REPEATED)
+            return Refusal(reason, announced=vote not in (Vote.REPEATED, Vote.OFF), final=vote == Vote.OFF)
     digests: dict[int, int] = {}
     for member, (_, digest, _) in zip(members, messages, strict=True):
         if digests.setdefault(member.data_parallel_rank, digest) != digest:

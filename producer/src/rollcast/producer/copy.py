@@ -1,6 +1,7 @@
 """Moves a planned shard into its tensor file: in place by every peer, or through messages to the writer."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 import torch
 
@@ -31,21 +32,39 @@ def copy_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> int:
     return copied
 
 
+def clear_unheld(plan: ShardPlan, data: torch.Tensor) -> None:
+    """Sets to zero what no rank copies; the file may have been another bundle's before."""
+    for tensor in plan.tensors:
+        for offset, size in tensor.unheld():
+            data[offset : offset + size] = 0
+
+
 def send_own(plan: ShardPlan, rank: int, send: Callable[[torch.Tensor], None], bucket_bytes: int) -> int:
-    """Sends what this rank holds of the split tensors to the writer, in buckets; returns the number of bytes."""
-    stream = [
-        own[start : start + size]
-        for tensor in plan.tensors
-        if tensor.spans is not None
-        for own in [tensor_bytes(tensor.source)]
-        for _, start, size in tensor.segments(rank)
-    ]
+    """Sends what this rank holds of the split tensors to the writer, in buckets; returns the number of bytes.
+
+    A failure of this rank does not leave the writer waiting: every message is sent, and the last one tells.
+
+    Raises:
+        Exception: whatever the tensors provoked, after everything was sent.
+    """
+    sources = [tensor for tensor in plan.tensors if tensor.spans is not None]
+    pieces = ((tensor, start, size) for tensor in sources for _, start, size in tensor.segments(rank))
+    error: Exception | None = None
     sent = 0
     for bucket in _buckets(_stream_of(plan, rank), bucket_bytes):
-        pieces = stream[: len(bucket)]
-        del stream[: len(bucket)]
-        send(torch.cat(pieces).cpu())
-        sent += sum(size for _, _, size in bucket)
+        buffer = torch.zeros(sum(size for _, _, size in bucket), dtype=torch.uint8)
+        position = 0
+        for tensor, start, size in islice(pieces, len(bucket)):
+            try:
+                buffer[position : position + size].copy_(tensor_bytes(tensor.source)[start : start + size])
+            except Exception as exc:  # noqa: BLE001  # whatever it is, the writer is waiting for this message
+                error = exc
+            position += size
+        send(buffer)
+        sent += position
+    send(torch.tensor([error is None]))
+    if error is not None:
+        raise error
     return sent
 
 
@@ -55,14 +74,17 @@ def receive_from(
     receive: Callable[[torch.Tensor], None],
     data: torch.Tensor,
     bucket_bytes: int,
-) -> None:
-    """Receives what `send_own` of a context-parallel peer sends, and puts it in its place."""
+) -> bool:
+    """Receives what `send_own` of a context-parallel peer sends, and puts it in its place; tells if all is good."""
     for bucket in _buckets(_stream_of(plan, rank), bucket_bytes):
         start = bucket[0][1]
         buffer = torch.empty(sum(size for _, _, size in bucket), dtype=torch.uint8)
         receive(buffer)
         for target, position, size in bucket:
             data[target : target + size] = buffer[position - start : position - start + size]
+    good = torch.empty(1, dtype=torch.bool)
+    receive(good)
+    return bool(good)
 
 
 def _stream_of(plan: ShardPlan, rank: int) -> list[_Segment]:

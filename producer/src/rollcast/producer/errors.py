@@ -4,13 +4,17 @@ from typing import ClassVar
 
 from rollcast.schemas.errors import RolloutDataError
 
-__all__ = ["ProducerError", "RolloutDataError", "ShipperError", "SpoolError", "SpoolFullError"]
+__all__ = ["ControlError", "ProducerError", "RolloutDataError", "ShipperError", "SpoolError", "SpoolFullError"]
 
 
 class ProducerError(Exception):
     """Root of the errors of `rollcast.producer`."""
 
     retriable: ClassVar[bool] = False
+
+
+class ControlError(ProducerError):
+    """The ranks cannot agree any more, because one of them does not answer."""
 
 
 class SpoolError(ProducerError):

@@ -13,6 +13,7 @@ from rollcast.producer.fields import CONTEXT_PARALLEL_FIELDS, check_lengths, che
 from rollcast.producer.parallel import ParallelLayout
 from rollcast.schemas.codec import SPOOL
 from rollcast.schemas.events import SHARD_SLOT, Column, TensorSlice
+from rollcast.schemas.parts import MAX_DIMENSIONS, MAX_NAME_BYTES
 from rollcast.schemas.shards import ShardContent, sample_count, split_shard
 from rollcast.schemas.tensors import Replaced, announce, flatten, normalise
 
@@ -40,6 +41,18 @@ class PlannedTensor:
     source: torch.Tensor
     spans: "_SpansByRank | None"
     owner: int
+
+    def unheld(self) -> Iterator[tuple[int, int]]:
+        """Yields `(offset in the file's data, size)` of what no rank holds; it must read as zero."""
+        tokens = self.announced.shape[0] if self.spans is not None else 0
+        row_bytes = self.announced.total_bytes // tokens if tokens else 0
+        reached = 0
+        for low, high in sorted(span for held in self.spans or () for span in held):
+            if low > reached and row_bytes:
+                yield self.offset + reached * row_bytes, (low - reached) * row_bytes
+            reached = max(reached, high)
+        if reached < tokens and row_bytes:
+            yield self.offset + reached * row_bytes, (tokens - reached) * row_bytes
 
     def segments(self, rank: int) -> Iterator[tuple[int, int, int]]:
         """Yields `(offset in the file's data, offset in the rank's own bytes, size)` of what `rank` copies."""
@@ -183,15 +196,20 @@ class _Builder:
     def add_slot(self, slot: int, values: Mapping[str, Any]) -> tuple[Column, ...]:
         columns = []
         for name, value in values.items():
+            if len(name.encode()) > MAX_NAME_BYTES:
+                raise RolloutDataError(
+                    f"column name {name[:40]!r}... is longer than {MAX_NAME_BYTES} bytes; shorten it"
+                )
             for column, tensor in flatten(name, value):
                 if tensor is None:
                     columns.append(column)
+                elif tensor.dim() > MAX_DIMENSIONS:
+                    raise RolloutDataError(f"{name!r} has {tensor.dim()} dimensions; at most {MAX_DIMENSIONS} travel")
                 elif slot != SHARD_SLOT and self._spans and name in CONTEXT_PARALLEL_FIELDS:
                     whole = announce(tensor.dtype, (int(values["response_lengths"]), *tensor.shape[1:]))
                     columns.append(self._add_tensor(slot, column, tensor, whole, self._spans[slot]))
-                else:
-                    whole = announce(tensor.dtype, tuple(tensor.shape))
-                    columns.append(self._add_tensor(slot, column, tensor, whole, None))
+                elif isinstance(column.value, TensorSlice):
+                    columns.append(self._add_tensor(slot, column, tensor, column.value, None))
         return tuple(columns)
 
     def _add_tensor(

@@ -12,8 +12,8 @@ from rollcast.producer.committer import CommitJob, Committer
 from rollcast.producer.config import PublisherConfig
 from rollcast.producer.context_parallel import ContextLayout
 from rollcast.producer.control import Control, Refusal, Vote, decide
-from rollcast.producer.copy import copy_own, receive_from, send_own
-from rollcast.producer.errors import RolloutDataError, SpoolFullError
+from rollcast.producer.copy import clear_unheld, copy_own, receive_from, send_own
+from rollcast.producer.errors import ControlError, ProducerError, RolloutDataError, SpoolFullError
 from rollcast.producer.parallel import current_layout
 from rollcast.producer.plan import ShardPlan, make_plan
 from rollcast.producer.session import Session, alone, open_session
@@ -65,11 +65,14 @@ class _Prepared:
 class Publisher:
     """Streams each rollout's records to Kafka while training goes on.
 
-    Making one is collective: every rank of the world does, after megatron-core's groups are set up. Trouble of the
-    environment does not raise; publishing is then switched off, with one error in the log.
+    Making one is collective: every rank of the world does, after megatron-core's groups are set up. A spool that
+    cannot be used does not raise; publishing is then switched off, with one error in the log.
 
     Args:
         config: the same on every rank.
+
+    Raises:
+        ProducerError: megatron-core is missing, too old, or its groups are not set up.
     """
 
     def __init__(self, config: PublisherConfig) -> None:
@@ -79,14 +82,22 @@ class Publisher:
         self._seen: set[int] = set()
         self._published_alone = 0
         self._disabled: str | None = None
+        # Once it is true, no rank enters the control collective any more.
+        self._everybody_off = False
         if not self._layout.takes_part:
             return
         try:
             self._session = open_session(config, self._layout, self._control)
-            self._start(self._session)
         except Exception as exc:
+            # The ranks have found out together, or cannot any more.
+            self._everybody_off = True
             if config.strict:
                 raise
+            self._disable(str(exc))
+            return
+        try:
+            self._start(self._session)
+        except Exception as exc:  # noqa: BLE001  # the others do not know yet; they come to know at the next publish
             self._disable(str(exc))
 
     def publish(self, rollout_id: int, rollout_data: Mapping[str, Any]) -> PublishResult:
@@ -132,13 +143,13 @@ class Publisher:
         finished = self._committer.close(max(0.0, deadline - time.monotonic()))
         atexit.unregister(self._flush_at_exit)
         self._trainer_lock.close()
-        self._disabled = "the publisher is closed"
+        self._disabled, self._everybody_off = "the publisher is closed", True
         return finished and drained
 
     def _start(self, session: Session) -> None:
         config = self._config
+        session.spool.sweep_unfinished(config.run_id, session.attempt)
         self._trainer_lock = session.spool.register_trainer()
-        session.spool.sweep_unfinished(config.run_id, session.own_sources, session.attempt)
         launcher = ShipperLauncher(session.spool, config) if config.start_shipper else None
         self._committer = Committer(session, launcher)
         atexit.register(self._flush_at_exit)
@@ -147,11 +158,12 @@ class Publisher:
         started = time.perf_counter()
         if not self._layout.takes_part:
             return PublishResult(status=PublishStatus.NOT_INVOLVED)
-        if self._disabled is not None:
+        if self._everybody_off:
             return PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
         try:
             result = work()
         except Exception as exc:  # the boundary to the training step: nothing may pass it
+            self._everybody_off = self._everybody_off or isinstance(exc, ControlError)
             if self._config.strict:
                 raise
             self._disable(f"publishing {what} failed: {exc!r}")
@@ -161,7 +173,10 @@ class Publisher:
     def _publish(self, rollout_id: int, rollout_data: Mapping[str, Any]) -> PublishResult:
         name = BundleName(rollout_id, self._session.attempt, self._session.shard_source)
         prepared = self._prepare(name, rollout_data)
-        if isinstance(prepared, Exception):
+        if self._disabled is not None:
+            # The others are about to wait for this rank's vote.
+            message = [Vote.OFF, 0, 0]
+        elif isinstance(prepared, Exception):
             message = [self._vote_for(prepared, rollout_id), 0, rollout_id]
         else:
             message = [Vote.READY, prepared.plan.digest, rollout_id]
@@ -171,14 +186,14 @@ class Publisher:
         assert not isinstance(prepared, Exception)  # noqa: S101  # its vote would have been the refusal
         self._seen.add(rollout_id)
         plan, bundle = prepared.plan, prepared.bundle
-        if not self._session.in_place:
-            # A message that fails leaves the peers out of step, so it ends publishing, as a lost peer does.
-            copied = self._send_and_receive(plan, bundle)
-        else:
-            try:
-                copied = self._copy_in_place(plan, bundle)
-            except Exception as exc:  # noqa: BLE001  # whatever it is, this rollout alone is lost
-                return self._give_up(name, exc)
+        try:
+            copied = (
+                self._copy_in_place(plan, bundle) if self._session.in_place else self._send_and_receive(plan, bundle)
+            )
+        except ControlError:
+            raise
+        except Exception as exc:  # noqa: BLE001  # whatever it is, this rollout alone is lost
+            return self._give_up(name, exc)
         self._committer.start()
         if self._layout.is_writer:
             fillers = self._layout.context_parallel_size if self._session.in_place else 1
@@ -187,6 +202,8 @@ class Publisher:
         return PublishResult(status=PublishStatus.PUBLISHED, copied_bytes=copied, raw_bytes=plan.data_bytes)
 
     def _publish_alone(self, stream_kind: str, make_data: Callable[[], Mapping[str, Any]]) -> PublishResult:
+        if self._disabled is not None:
+            return PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
         number = self._published_alone
         self._published_alone += 1
         name = BundleName(number, self._session.attempt, f"loss{self._layout.rank}")
@@ -210,15 +227,18 @@ class Publisher:
         """Does everything that can fail before the ranks agree; a failure becomes this rank's vote."""
         in_place = self._session.in_place
         try:
-            if name.rollout_id < 0:
-                raise RolloutDataError(f"rollout_id is {name.rollout_id}; it must not be negative")
+            if self._disabled is not None:
+                raise ProducerError(self._disabled)
+            if not 0 <= name.rollout_id < 2**63:
+                raise RolloutDataError(f"rollout_id is {name.rollout_id}; it must not be negative, nor above 63 bits")
             if name.rollout_id in self._seen:
                 raise RolloutDataError(f"rollout {name.rollout_id} was published before in this attempt")
             context_layout = ContextLayout(self._config.context_parallel_layout)
             plan = make_plan(rollout_data, self._layout, context_layout=context_layout, in_place=in_place)
             if not self._layout.is_writer and not in_place:
                 return _Prepared(plan, None)
-            self._check_quota(plan)
+            if self._layout.is_writer:
+                self._check_quota(plan)
             return _Prepared(plan, self._session.start_bundle(name, plan))
         except Exception as exc:  # noqa: BLE001  # whatever it is, the peers are waiting for this rank's vote
             return exc
@@ -231,11 +251,10 @@ class Publisher:
         return Vote.BAD_DATA if isinstance(error, (ContractError, TypeError, ValueError)) else Vote.FAILED
 
     def _check_quota(self, plan: ShardPlan) -> None:
-        spool = self._session.spool
-        used = spool.used_bytes()
+        used = self._committer.spool_bytes()
         if used + plan.data_bytes > self._config.max_spool_bytes:
             raise SpoolFullError(
-                f"the spool {spool.path} holds {used} bytes and the shard has {plan.data_bytes}, above "
+                f"the spool {self._session.spool.path} holds {used} bytes and the shard has {plan.data_bytes}, above "
                 f"max_spool_bytes {self._config.max_spool_bytes}; is Kafka reachable?"
             )
 
@@ -244,6 +263,7 @@ class Publisher:
         rank = self._layout.context_parallel_rank
         if self._layout.is_writer:
             bundle.file.write_header()
+            clear_unheld(plan, bundle.file.data)
         copied = copy_own(plan, rank, bundle.file.data)
         bundle.mark_filled(rank)
         return copied
@@ -253,11 +273,17 @@ class Publisher:
         if bundle is None:
             send = self._control.sender_to(layout.data_parallel_rank, 0)
             return send_own(plan, layout.context_parallel_rank, send, bucket_bytes)
-        bundle.file.write_header()
-        copied = copy_own(plan, 0, bundle.file.data)
+        failed = []
+        # All messages are taken before anything of this rank can fail: nobody must be left sending.
         for peer in range(1, layout.context_parallel_size):
             receive = self._control.receiver_from(layout.data_parallel_rank, peer)
-            receive_from(plan, peer, receive, bundle.file.data, bucket_bytes)
+            if not receive_from(plan, peer, receive, bundle.file.data, bucket_bytes):
+                failed.append(peer)
+        if failed:
+            raise ProducerError(f"context-parallel peers {failed} could not read their records")
+        bundle.file.write_header()
+        clear_unheld(plan, bundle.file.data)
+        copied = copy_own(plan, 0, bundle.file.data)
         bundle.mark_filled(0)
         return copied
 
@@ -266,6 +292,10 @@ class Publisher:
         if not isinstance(prepared, Exception) and prepared.bundle is not None:
             prepared.bundle.discard()
         reason = f"{refusal.reason}: {error}" if error else refusal.reason
+        if refusal.final:
+            self._everybody_off = True
+            self._disable(self._disabled or refusal.reason)
+            return PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
         if refusal.announced:
             self._seen.add(name.rollout_id)
             self._announce_drop(name, refusal.reason)
@@ -292,5 +322,7 @@ class Publisher:
         self._committer.close(_EXIT_FLUSH_S)
 
     def _disable(self, reason: str) -> None:
+        if self._disabled is not None:
+            return
         self._disabled = reason
         _log.error("publishing is switched off on rank %d, training goes on: %s", self._layout.rank, reason)

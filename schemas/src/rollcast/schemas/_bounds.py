@@ -15,11 +15,11 @@ _FIXED_SIZES = {"null": 0, "float": 4, "double": 8}
 
 
 class _Walk:
-    __slots__ = ("body", "items", "limits", "position")
+    __slots__ = ("body", "items", "limits", "max_values", "position", "values")
 
-    def __init__(self, body: bytes, limits: Limits) -> None:
-        self.body, self.limits = body, limits
-        self.position, self.items = 0, 0
+    def __init__(self, body: bytes, limits: Limits, max_values: int) -> None:
+        self.body, self.limits, self.max_values = body, limits, max_values
+        self.position = self.items = self.values = 0
 
     def take(self, size: int) -> None:
         if size < 0 or size > len(self.body) - self.position:
@@ -43,19 +43,27 @@ class _Walk:
             shift += 7
         raise DecodeError(f"no valid integer at byte {start}: the record is cut or corrupt")
 
-    def count(self, items: int) -> None:
+    def count(self, items: int, *, are_values: bool) -> None:
         self.items += items
         if self.items > self.limits.max_items:
             raise LimitError("max_items", self.items, self.limits.max_items)
+        # The decoder builds objects for each of them, and holds the interpreter lock all the while.
+        self.values += items if are_values else 0
+        if self.values > self.max_values:
+            raise LimitError("max_inline_values", self.values, self.max_values)
 
 
 _Skip = Callable[[_Walk, int], None]
 
 
-def compile_walk(schema: dict[str, Any]) -> Callable[[bytes, Limits], None]:
+def compile_walk(schema: dict[str, Any], *, inline: bool = True) -> Callable[[bytes, Limits], None]:
     """Returns a check for bodies of `schema` (as parsed from its `.avsc`, names defined before use).
 
     The check returns when the body is exactly one datum of the schema.
+
+    Args:
+        schema: as it stands in the package.
+        inline: the body is an event, whose values are few; not a packed value, which may have many.
 
     Raises (the check):
         DecodeError: cut, padded, an index or length out of range.
@@ -65,7 +73,7 @@ def compile_walk(schema: dict[str, Any]) -> Callable[[bytes, Limits], None]:
     root = _compile(schema, named)
 
     def check(body: bytes, limits: Limits) -> None:
-        walk = _Walk(body, limits)
+        walk = _Walk(body, limits, limits.max_inline_values if inline else limits.max_items)
         root(walk, 0)
         if walk.position != len(body):
             raise DecodeError(f"{len(body) - walk.position} bytes follow the end of the record")
@@ -88,7 +96,7 @@ def _compile(schema: Any, named: dict[str, _Skip]) -> _Skip:
     if kind in _FIXED_SIZES:
         return _fixed(_FIXED_SIZES[kind])
     if kind == "array":
-        return _array(_compile(schema["items"], named))
+        return _array(_compile(schema["items"], named), are_values=_is_record(schema["items"]))
     if kind == "fixed":
         return _register(schema, named, _fixed(schema["size"]))
     if kind == "enum":
@@ -99,6 +107,10 @@ def _compile(schema: Any, named: dict[str, _Skip]) -> _Skip:
         fields.extend(_compile(field["type"], named) for field in schema["fields"])
         return skip
     return named[kind.rpartition(".")[2]]
+
+
+def _is_record(schema: Any) -> bool:
+    return schema == "Value" or (isinstance(schema, dict) and schema["type"] == "record")
 
 
 def _register(schema: dict[str, Any], named: dict[str, _Skip], skip: _Skip) -> _Skip:
@@ -156,14 +168,14 @@ def _record(fields: list[_Skip]) -> _Skip:
     return skip
 
 
-def _array(item: _Skip) -> _Skip:
+def _array(item: _Skip, *, are_values: bool) -> _Skip:
     def skip(walk: _Walk, depth: int) -> None:
         while count := walk.long():
             if count < 0:
                 # The long form of a block: the count is negated and the size of the block follows.
                 count = -count
                 walk.long()
-            walk.count(count)
+            walk.count(count, are_values=are_values)
             for _ in range(count):
                 item(walk, depth + 1)
 

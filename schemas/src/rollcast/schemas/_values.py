@@ -19,7 +19,15 @@ def column_to_avro(column: Column) -> dict[str, Any]:
 
 
 def column_from_avro(datum: dict[str, Any]) -> Column:
-    """Inverse of `column_to_avro`."""
+    """Inverse of `column_to_avro`.
+
+    Raises:
+        TypeError: a slice inside a value, or a map key that is no scalar.
+    """
+    value = datum["value"]["value"]
+    if isinstance(value, tuple) and value[0] == _SLICE:
+        piece = TensorSlice(**{**value[1], "shape": tuple(value[1]["shape"])})
+        return Column(datum["name"], datum["leaf"], piece)
     return Column(datum["name"], datum["leaf"], value_from_avro(datum["value"]))
 
 
@@ -52,22 +60,31 @@ def value_to_avro(value: "PlainValue | TensorSlice") -> dict[str, Any]:
     raise TypeError(f"a column cannot carry a {type(value).__name__}")
 
 
-def value_from_avro(datum: dict[str, Any]) -> Any:
-    """Inverse of `value_to_avro`; typed loosely because each call site knows which branches it allows.
+def value_from_avro(datum: dict[str, Any]) -> PlainValue:
+    """Inverse of `value_to_avro`, for anything but a slice.
 
     Raises:
-        TypeError: a map key that cannot be a key.
+        TypeError: a slice, or a map key that is no scalar.
     """
-    value = datum["value"]
+    value: Any = datum["value"]
     if not isinstance(value, tuple):
-        return value
+        scalar: PlainValue = value
+        return scalar
     name, record = value
     if name == _LIST:
         return [value_from_avro(item) for item in record["items"]]
     if name == _TUPLE:
         return tuple(value_from_avro(item) for item in record["items"])
     if name == _MAP:
-        return {value_from_avro(entry["key"]): value_from_avro(entry["value"]) for entry in record["entries"]}
+        return {_key_from_avro(entry["key"]): value_from_avro(entry["value"]) for entry in record["entries"]}
     if name == _REF:
         return TensorRef(record["leaf"])
-    return TensorSlice(**{**record, "shape": tuple(record["shape"])})
+    raise TypeError("a tensor slice stands inside a value; only a column can be one")
+
+
+def _key_from_avro(datum: dict[str, Any]) -> PlainValue:
+    key: Any = datum["value"]
+    if isinstance(key, tuple):
+        raise TypeError(f"a map has a {key[0]} as key; only scalars can be keys")
+    scalar: PlainValue = key
+    return scalar

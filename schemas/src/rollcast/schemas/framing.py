@@ -23,6 +23,7 @@ from rollcast.schemas.events import (
     MetricPoint,
     PlainValue,
     SamplePart,
+    TensorSlice,
 )
 from rollcast.schemas.limits import DEFAULT_LIMITS, Limits
 
@@ -135,9 +136,21 @@ def decode(frame: bytes, limits: Limits = DEFAULT_LIMITS) -> Event:
         datum: Any = fastavro.schemaless_reader(
             io.BytesIO(body), schema.parsed, current_schema(schema.event).parsed, return_record_name=True
         )
-        return event_from_avro(schema.event, datum)
+        event = event_from_avro(schema.event, datum)
     except (ValueError, TypeError, KeyError, IndexError, EOFError, OverflowError) as exc:
         raise DecodeError(f"the body of a {schema.event} is corrupt: {exc}") from exc
+    if isinstance(event, SamplePart):
+        _check_raw_bytes(event, limits)
+    return event
+
+
+def _check_raw_bytes(part: SamplePart, limits: Limits) -> None:
+    slices = [column.value for column in part.columns if isinstance(column.value, TensorSlice)]
+    if any(piece.slice_bytes < 0 for piece in slices):
+        raise DecodeError("a tensor slice has a negative size")
+    raw_bytes = sum(piece.slice_bytes for piece in slices)
+    if raw_bytes > limits.max_part_raw_bytes:
+        raise LimitError("max_part_raw_bytes", raw_bytes, limits.max_part_raw_bytes)
 
 
 def encode_column(column: Column) -> bytes:
@@ -157,7 +170,16 @@ def encode_value(value: PlainValue) -> bytes:
 @cache
 def _value_check() -> Callable[[bytes, Limits], None]:
     column = current_schema("SamplePart").avsc["fields"][-1]["type"]["items"]
-    return compile_walk(next(field["type"] for field in column["fields"] if field["name"] == "value"))
+    return compile_walk(next(field["type"] for field in column["fields"] if field["name"] == "value"), inline=False)
+
+
+def check_value(body: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
+    """Returns if the body is exactly one value within the limits.
+
+    Raises:
+        DecodeError: it is not.
+    """
+    _value_check()(body, limits)
 
 
 def decode_value(body: bytes, limits: Limits = DEFAULT_LIMITS) -> PlainValue:
@@ -166,15 +188,14 @@ def decode_value(body: bytes, limits: Limits = DEFAULT_LIMITS) -> PlainValue:
     Raises:
         DecodeError: not exactly one value, or one above `limits`.
     """
-    _value_check()(body, limits)
+    check_value(body, limits)
     try:
         datum: Any = fastavro.schemaless_reader(
             io.BytesIO(body), _part_of_sample_part("Value"), None, return_record_name=True
         )
-        value: PlainValue = value_from_avro(datum)
+        return value_from_avro(datum)
     except (ValueError, TypeError, KeyError, EOFError) as exc:
         raise DecodeError(f"a packed value is corrupt: {exc}") from exc
-    return value
 
 
 def _write(out: io.BytesIO, parsed: Any, datum: Any, what: str) -> None:

@@ -12,7 +12,9 @@ class Limits:
 
     Attributes:
         max_message_bytes: encoded size of one event.
-        max_items: array items and map entries of one event, all arrays together.
+        max_items: array items of one event, or of one packed value, all arrays together.
+        max_inline_values: values inside the lists, tuples and maps of one part; the writer packs larger ones.
+        max_part_raw_bytes: decoded size of all tensor slices of one part.
         max_depth: nesting of one event, in schema levels (a list in a list is four).
         max_tensor_bytes: size of one decoded tensor.
         max_slot_bytes: decoded size of all tensors of one slot.
@@ -23,7 +25,9 @@ class Limits:
     """
 
     max_message_bytes: int = 64 * 1024 * 1024
-    max_items: int = 4_000_000
+    max_items: int = 1_000_000
+    max_inline_values: int = 65_536
+    max_part_raw_bytes: int = 16 * 1024 * 1024
     max_depth: int = 200
     max_tensor_bytes: int = 4 * 1024**3
     max_slot_bytes: int = 16 * 1024**3

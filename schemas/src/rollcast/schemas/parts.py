@@ -10,47 +10,48 @@ import xxhash
 from rollcast.schemas.codec import RAW, compress, decompress_into
 from rollcast.schemas.dtypes import ITEM_BYTES, PACKED_VALUE, item_bytes
 from rollcast.schemas.errors import ContractError, LimitError, ShardContentError
-from rollcast.schemas.events import TRAIN_STREAM, Column, PlainValue, SamplePart, TensorSlice
-from rollcast.schemas.framing import decode_value, encode_column, encode_value
+from rollcast.schemas.events import Column, PlainValue, SamplePart, TensorSlice
+from rollcast.schemas.framing import check_value, decode_value, encode_column, encode_value
 from rollcast.schemas.limits import DEFAULT_LIMITS, DEFAULT_MAX_PART_BYTES, Limits
 
 MIN_PART_BYTES = 16 * 1024
 """Smallest `max_part_bytes`: room for the identity, a long column name and some data."""
 
-_MAX_INLINE_BYTES = 4 * 1024
-_MAX_NAME_BYTES = 1024
+MAX_NAME_BYTES = 1024
+"""Longest column name, encoded."""
+
+MAX_DIMENSIONS = 64
+"""Most dimensions of a tensor."""
+
+_MAX_INLINE_BYTES = 1024
 _MAX_SLICE_BYTES = 512 * 1024
+# A value takes at least a byte, so that a part's inline values stay below `Limits.max_inline_values`.
+_MAX_PLAIN_BYTES_A_PART = 48 * 1024
+# What compresses well must not make a part that decodes to more than `Limits.max_part_raw_bytes`.
+_MAX_RAW_BYTES_A_PART = 8 * 1024 * 1024
 _ENVELOPE_BYTES = 128
 _SLICE_OVERHEAD_BYTES = 96
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SlotId:
-    """Which slot of which shard of which rollout; fields as in `SamplePart`."""
-
-    run_id: str
-    attempt: int
-    stream: str = TRAIN_STREAM
-    rollout_id: int
-    data_parallel_rank: int
-    slot: int
-    rollout_position: int | None = None
-    sample_index: int | None = None
-
-
 def pack_large_values(columns: Iterable[Column]) -> list[Column]:
-    """Returns the columns with each plain value over 4 KiB turned into a byte tensor, which can be cut."""
+    """Returns the columns with each plain value over 1 KiB turned into a byte tensor, which can be cut.
+
+    Raises:
+        ContractError: a name is too long, or a value has more items than any reader takes.
+    """
     return [_packed(column) for column in columns]
 
 
 def _packed(column: Column) -> Column:
-    if len(column.name.encode()) > _MAX_NAME_BYTES:
-        raise ContractError(f"column name {column.name[:40]!r}... is longer than {_MAX_NAME_BYTES} bytes; shorten it")
+    if len(column.name.encode()) > MAX_NAME_BYTES:
+        raise ContractError(f"column name {column.name[:40]!r}... is longer than {MAX_NAME_BYTES} bytes; shorten it")
     if isinstance(column.value, TensorSlice):
         return column
     body = encode_value(column.value)
     if len(body) <= _MAX_INLINE_BYTES:
         return column
+    if len(body) > DEFAULT_LIMITS.max_items:
+        check_value(body)
     packed = TensorSlice(
         dtype=PACKED_VALUE,
         shape=(len(body),),
@@ -79,8 +80,15 @@ def content_digest(columns: Iterable[Column]) -> bytes:
     return bytes(digest.digest())
 
 
-def split(slot: SlotId, columns: Sequence[Column], max_part_bytes: int = DEFAULT_MAX_PART_BYTES) -> list[SamplePart]:
+def split(
+    slot: SamplePart, columns: Sequence[Column], max_part_bytes: int = DEFAULT_MAX_PART_BYTES
+) -> list[SamplePart]:
     """Cuts packed columns (tensors whole, codec `RAW`) into parts whose frames are at most `max_part_bytes`.
+
+    Args:
+        slot: whose content it is; its own part number and columns do not matter.
+        columns: the content.
+        max_part_bytes: the limit.
 
     Raises:
         ContractError: `max_part_bytes` is below `MIN_PART_BYTES`, or the run id leaves no room in it.
@@ -89,40 +97,39 @@ def split(slot: SlotId, columns: Sequence[Column], max_part_bytes: int = DEFAULT
     if max_part_bytes < MIN_PART_BYTES or room < MIN_PART_BYTES // 2:
         raise ContractError(f"max_part_bytes is {max_part_bytes}; it must be at least {MIN_PART_BYTES}")
     groups: list[list[Column]] = [[]]
-    used = 0
+    used = _Size()
     for column, size in _pieces(columns, room):
-        if used + size > room and groups[-1]:
+        if groups[-1] and not (used + size).fits(room):
             groups.append([])
-            used = 0
+            used = _Size()
         groups[-1].append(column)
         used += size
-    return [
-        SamplePart(
-            run_id=slot.run_id,
-            attempt=slot.attempt,
-            stream=slot.stream,
-            rollout_id=slot.rollout_id,
-            data_parallel_rank=slot.data_parallel_rank,
-            slot=slot.slot,
-            rollout_position=slot.rollout_position,
-            sample_index=slot.sample_index,
-            part=part,
-            part_count=len(groups),
-            columns=tuple(group),
-        )
-        for part, group in enumerate(groups)
-    ]
+    return [replace(slot, part=part, part_count=len(groups), columns=tuple(group)) for part, group in enumerate(groups)]
 
 
-def _pieces(columns: Sequence[Column], room: int) -> Iterator[tuple[Column, int]]:
+@dataclass(frozen=True, slots=True)
+class _Size:
+    encoded: int = 0
+    plain: int = 0
+    raw: int = 0
+
+    def __add__(self, other: "_Size") -> "_Size":
+        return _Size(self.encoded + other.encoded, self.plain + other.plain, self.raw + other.raw)
+
+    def fits(self, room: int) -> bool:
+        return self.encoded <= room and self.plain <= _MAX_PLAIN_BYTES_A_PART and self.raw <= _MAX_RAW_BYTES_A_PART
+
+
+def _pieces(columns: Sequence[Column], room: int) -> Iterator[tuple[Column, _Size]]:
     for column in columns:
-        if not isinstance(column.value, TensorSlice):
-            yield column, len(encode_column(column))
-            continue
-        yield from _cut(column, column.value, room)
+        if isinstance(column.value, TensorSlice):
+            yield from _cut(column, column.value, room)
+        else:
+            size = len(encode_column(column))
+            yield column, _Size(encoded=size, plain=size)
 
 
-def _cut(column: Column, whole: TensorSlice, room: int) -> Iterator[tuple[Column, int]]:
+def _cut(column: Column, whole: TensorSlice, room: int) -> Iterator[tuple[Column, _Size]]:
     overhead = _SLICE_OVERHEAD_BYTES + len(column.name.encode()) + 10 * len(whole.shape)
     width = item_bytes(whole.dtype)
     step = min(_MAX_SLICE_BYTES, room - overhead) // width * width
@@ -133,7 +140,8 @@ def _cut(column: Column, whole: TensorSlice, room: int) -> Iterator[tuple[Column
         raw = data[offset : offset + step]
         codec, encoded = compress(raw, width)
         piece = replace(whole, offset=offset, slice_bytes=len(raw), codec=codec, data=encoded)
-        yield Column(column.name, column.leaf, piece), overhead + len(encoded)
+        # A column counts as one value too.
+        yield Column(column.name, column.leaf, piece), _Size(overhead + len(encoded), 1, len(raw))
 
 
 def join(parts: Sequence[SamplePart], limits: Limits = DEFAULT_LIMITS) -> list[Column]:

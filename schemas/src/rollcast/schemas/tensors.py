@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -170,7 +171,7 @@ def _extract(value: Any, tensors: list[torch.Tensor]) -> PlainValue:
 
 def announce(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorSlice:
     """Returns the slice that announces a whole tensor, without its data."""
-    total = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    total = prod(shape) * dtype.itemsize
     return TensorSlice(
         dtype=_NAMES[dtype], shape=shape, total_bytes=total, offset=0, slice_bytes=total, codec=RAW, data=b""
     )

@@ -47,6 +47,8 @@ def reduce_train_step_metrics(
         keys, values = _sum_micro_batches(losses_reduced)
     except RolloutDataError as exc:
         fault = exc
+    except Exception as exc:  # noqa: BLE001  # whatever it is, the peers are waiting for this rank's vote
+        fault = RolloutDataError(f"losses_reduced cannot be added up: {exc!r}")
     if dp_with_cp_group is not None:
         # Ranks that disagree on the size of what they add up would hang or mix up each other's metrics.
         fault = _agree(fault, keys, dp_with_cp_group)

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         with lock:
             asyncio.run(_run(Shipper(spool, config)))
-    except (ProducerError, ContractError) as exc:
+    except (ProducerError, ContractError, ValueError) as exc:
         print(f"rollcast-ship: {exc}", file=sys.stderr)  # noqa: T201  # a command's output
         return 2
     return 0
@@ -75,8 +75,15 @@ def _own(spool: SpoolFolder) -> IO[bytes] | None:
 
 async def _run(shipper: Shipper) -> None:
     loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        # A second signal ends the process at once; the spool is made for that.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)
+        shipper.shutdown()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, shipper.shutdown)
+        loop.add_signal_handler(number, stop)
     await shipper.run()
 
 

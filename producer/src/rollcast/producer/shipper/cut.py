@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rollcast.producer.spool.read import Bundle
-from rollcast.schemas.events import SamplePart
+from rollcast.schemas.errors import ContractError
 from rollcast.schemas.framing import encode
-from rollcast.schemas.parts import SlotId, content_digest, pack_large_values, split
+from rollcast.schemas.parts import content_digest, pack_large_values, split
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +29,11 @@ def cut(bundle: Bundle, max_part_bytes: int) -> Iterator[CutSlot]:
         ContractError: a slot that no part can hold.
     """
     for slot in bundle.slots:
-        columns = pack_large_values(slot.columns)
-        parts = split(_id_of(slot), columns, max_part_bytes)
-        yield CutSlot(content_digest(columns), [encode(part) for part in parts])
-
-
-def _id_of(slot: SamplePart) -> SlotId:
-    return SlotId(
-        run_id=slot.run_id,
-        attempt=slot.attempt,
-        stream=slot.stream,
-        rollout_id=slot.rollout_id,
-        data_parallel_rank=slot.data_parallel_rank,
-        slot=slot.slot,
-        rollout_position=slot.rollout_position,
-        sample_index=slot.sample_index,
-    )
+        try:
+            columns = pack_large_values(slot.columns)
+            frames = [encode(part) for part in split(slot, columns, max_part_bytes)]
+            digest = content_digest(columns)
+        except (KeyError, ValueError, TypeError) as exc:
+            # What a damaged bundle says of itself need not make sense.
+            raise ContractError(f"slot {slot.slot} cannot be cut: {exc!r}") from exc
+        yield CutSlot(digest, frames)

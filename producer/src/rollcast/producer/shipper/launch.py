@@ -1,5 +1,6 @@
 """Starts the shipper beside the trainer, and starts it again when it dies."""
 
+import contextlib
 import logging
 import os
 import sys
@@ -23,6 +24,7 @@ class ShipperLauncher:
         self._pid: int | None = None
         self._next_start = 0.0
         self._pause_s = _FIRST_PAUSE_S
+        self._started_at = 0.0
 
     def tend(self) -> None:
         """Starts a shipper where none owns the spool; with growing pauses where it keeps dying."""
@@ -40,6 +42,7 @@ class ShipperLauncher:
             f"--max-part-bytes={self._config.max_part_bytes}",
             "--stop-with-trainers",
         ]
+        self._started_at = time.monotonic()
         log = str(self._spool.path / LOG_NAME)
         try:
             # Not subprocess.Popen, which expects to outlive its process. A session of its own: Ctrl-C in the trainer's
@@ -62,9 +65,19 @@ class ShipperLauncher:
         if self._pid is None:
             return False
         try:
-            ended, _ = os.waitpid(self._pid, os.WNOHANG)
+            ended, status = os.waitpid(self._pid, os.WNOHANG)
         except ChildProcessError:
-            ended = self._pid
+            # Somebody else has reaped it; how it ended is unknown.
+            ended, status = self._pid, 0
         if ended:
             self._pid = None
+            self._report(os.waitstatus_to_exitcode(status))
         return not ended
+
+    def _report(self, status: int) -> None:
+        if status:
+            with contextlib.suppress(OSError):
+                last = (self._spool.path / LOG_NAME).read_text(errors="replace").strip().rpartition("\n")[2]
+                _log.error("rollcast-ship ended with status %d: %s", status, last[:500])
+        if time.monotonic() - self._started_at > _MAX_PAUSE_S:
+            self._pause_s = _FIRST_PAUSE_S

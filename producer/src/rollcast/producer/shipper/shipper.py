@@ -4,19 +4,20 @@ import asyncio
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from rollcast.producer.errors import SpoolError
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.cut import cut
 from rollcast.producer.shipper.delivery import Delivery
+from rollcast.producer.shipper.topic import prepare_topic
 from rollcast.producer.spool.folder import SpoolFolder
-from rollcast.producer.spool.read import read_bundle
+from rollcast.producer.spool.read import Bundle, read_bundle
 from rollcast.schemas.errors import ContractError
+from rollcast.schemas.events import DpShard
 from rollcast.schemas.framing import encode
+from rollcast.schemas.parts import MIN_PART_BYTES
 from rollcast.schemas.topics import record_key
 
 _LOOK_EVERY_S = 0.1
@@ -29,12 +30,14 @@ class Shipper:
     """Empties one spool, which it must own.
 
     A bundle is removed only after its last record, the shard's closing event, is acknowledged. A bundle that cannot
-    be read is set aside. While Kafka is away everything waits, and nothing is lost.
+    be read, or of which no record is small enough for the topic, is set aside and announced as dropped. While Kafka is
+    away everything waits, and nothing is lost.
     """
 
     def __init__(self, spool: SpoolFolder, config: ShipperConfig) -> None:
         self._spool, self._config = spool, config
         self._stopping = asyncio.Event()
+        self._part_bytes: dict[Path, int] = {}
 
     def shutdown(self) -> None:
         """Makes `run` return soon; what is not acknowledged by then stays in the spool."""
@@ -57,17 +60,23 @@ class Shipper:
     async def _work(self) -> None:
         pause_s = _FIRST_PAUSE_S
         while not self._finished():
-            if not await asyncio.to_thread(self._spool.bundles):
+            bundles = await asyncio.to_thread(self._spool.bundles)
+            if not bundles:
                 # Looking, not inotify: it must work on every file system that containers share.
                 await asyncio.sleep(_LOOK_EVERY_S)
                 continue
             try:
-                await self._ensure_topic()
+                limit = await prepare_topic(self._config)
                 async with Delivery(self._config) as delivery:
-                    while bundles := await asyncio.to_thread(self._spool.bundles):
-                        await self._ship(delivery, bundles[0][1])
+                    while bundles:
+                        if not await self._ship_all(delivery, [path for _, path in bundles], limit):
+                            raise OSError("no bundle can be read now")
                         pause_s = _FIRST_PAUSE_S
-            except KafkaError as exc:
+                        bundles = await asyncio.to_thread(self._spool.bundles)
+            except MessageSizeTooLargeError:
+                # The bundle is cut smaller next time; the client object is used up.
+                continue
+            except (KafkaError, OSError) as exc:
                 _log.warning(
                     "Kafka at %s does not take records (%s); bundles wait in %s, next try in %.1f s",
                     self._config.bootstrap_servers,
@@ -82,48 +91,68 @@ class Shipper:
         # The order matters: a trainer that commits its last bundle and leaves must not be missed.
         return self._config.stop_with_trainers and not self._spool.has_trainers() and not self._spool.bundles()
 
-    async def _ensure_topic(self) -> None:
-        topics = self._config.topics
-        admin = AIOKafkaAdminClient(bootstrap_servers=self._config.bootstrap_servers, client_id="rollcast-ship")
-        try:
-            await admin.start()
-            if topics.records in await admin.list_topics():
-                return
-            topic = NewTopic(
-                name=topics.records,
-                num_partitions=self._config.partitions,
-                replication_factor=self._config.replication_factor,
-                topic_configs=topics.settings()[topics.records],
-            )
-            response: Any = await admin.create_topics([topic])
-            for name, code, *message in response.topic_errors:
-                # The consumer may have been quicker.
-                if code and for_code(code) is not TopicAlreadyExistsError:
-                    raise for_code(code)(f"topic {name} could not be created: {message}")
-        finally:
-            await admin.close()
+    async def _ship_all(self, delivery: Delivery, paths: list[Path], limit: int) -> int:
+        """Returns how many bundles have left the spool; those that cannot be read now stay."""
+        left = 0
+        for path in paths:
+            try:
+                await self._ship(delivery, path, limit)
+                left += 1
+            except OSError as exc:
+                _log.warning("bundle %s cannot be read now, the next one goes first: %s", path, exc)
+        return left
 
-    async def _ship(self, delivery: Delivery, path: Path) -> None:
+    async def _ship(self, delivery: Delivery, path: Path, limit: int) -> None:
+        part_bytes = self._part_bytes.get(path, min(self._config.max_part_bytes, limit))
+        shard: DpShard | None = None
         try:
+            if part_bytes < MIN_PART_BYTES:
+                raise SpoolError(
+                    f"topic {self._config.topics.records} takes no record of {MIN_PART_BYTES} bytes; "
+                    "raise its max.message.bytes and move the bundle back"
+                )
             bundle = await asyncio.to_thread(read_bundle, path)
-            key = record_key(bundle.shard.run_id, bundle.shard.rollout_id, bundle.shard.stream)
-            digests: list[bytes] = []
-            part_counts: list[int] = []
-            wire_bytes = 0
-            slots = cut(bundle, self._config.max_part_bytes)
-            while (slot := await asyncio.to_thread(next, slots, None)) is not None:
-                for frame in slot.frames:
-                    await delivery.send(key, frame)
-                    wire_bytes += len(frame)
-                digests.append(slot.digest)
-                part_counts.append(len(slot.frames))
-            await delivery.acknowledged()
-            shard = replace(bundle.shard, slot_digests=tuple(digests), part_counts=tuple(part_counts))
-            await delivery.send(key, encode(shard))
-            await delivery.acknowledged()
+            shard = bundle.shard
+            wire_bytes = await self._send(delivery, bundle, part_bytes)
+        except MessageSizeTooLargeError:
+            self._part_bytes[path] = part_bytes // 2
+            _log.warning(
+                "topic %s takes no record of %d bytes: cutting smaller", self._config.topics.records, part_bytes
+            )
+            raise
         except (SpoolError, ContractError) as exc:
-            aside = self._spool.set_aside(path, str(exc))
-            _log.error("bundle %s cannot be shipped and was set aside in %s: %s", path.name, aside, exc)
+            await self._set_aside(delivery, path, shard, str(exc))
             return
+        self._part_bytes.pop(path, None)
         await asyncio.to_thread(self._spool.retire, path)
         _log.info("shipped %s/%s: %d bytes on the wire", path.parent.name, path.name, wire_bytes)
+
+    async def _send(self, delivery: Delivery, bundle: Bundle, part_bytes: int) -> int:
+        """Sends a bundle, its closing event last; returns the size of all records when all are acknowledged."""
+        key = record_key(bundle.shard.run_id, bundle.shard.rollout_id, bundle.shard.stream)
+        digests: list[bytes] = []
+        part_counts: list[int] = []
+        wire_bytes = 0
+        slots = cut(bundle, part_bytes)
+        while (slot := await asyncio.to_thread(next, slots, None)) is not None:
+            for frame in slot.frames:
+                await delivery.send(key, frame)
+                wire_bytes += len(frame)
+            digests.append(slot.digest)
+            part_counts.append(len(slot.frames))
+        await delivery.acknowledged()
+        closing = encode(replace(bundle.shard, slot_digests=tuple(digests), part_counts=tuple(part_counts)))
+        await delivery.send(key, closing)
+        await delivery.acknowledged()
+        return wire_bytes + len(closing)
+
+    async def _set_aside(self, delivery: Delivery, path: Path, shard: DpShard | None, reason: str) -> None:
+        if shard is not None:
+            key = record_key(shard.run_id, shard.rollout_id, shard.stream)
+            await delivery.send(
+                key, encode(replace(shard, sample_count=0, dropped_reason=f"set aside: {reason}"[:1000]))
+            )
+            await delivery.acknowledged()
+        self._part_bytes.pop(path, None)
+        aside = await asyncio.to_thread(self._spool.set_aside, path, reason)
+        _log.error("bundle %s cannot be shipped and was set aside in %s: %s", path.name, aside, reason)

@@ -15,7 +15,6 @@ import fcntl
 import os
 import re
 import shutil
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -25,7 +24,7 @@ from rollcast.producer.spool.pool import TensorPool
 from rollcast.producer.spool.read import TENSORS_NAME
 from rollcast.schemas.topics import file_name_for
 
-_NAME = re.compile(r"(\d+)-a(\d+)-((?:dp|loss)\d+)\Z")
+_NAME = re.compile(r"([0-9]+)-a([0-9]+)-((?:dp|loss)[0-9]+)\Z")
 _FILLING, _MARKING, _LEAVING = ".filling", ".marking", ".leaving"
 
 
@@ -109,29 +108,30 @@ class SpoolFolder:
         return [(name, path) for name, path in self.bundles() if path.parent.name == folder]
 
     def used_bytes(self) -> int:
-        """Returns the size of all files in the spool, the pool left aside."""
+        """Returns the size of all bundles in the spool, finished or not; pool and poison left aside."""
         total = 0
         for folder, folders, files in os.walk(self.path):
-            if Path(folder) == self.path and ".pool" in folders:
-                folders.remove(".pool")
+            if Path(folder) == self.path:
+                folders[:] = [name for name in folders if not name.startswith(".")]
             for file in files:
                 # A bundle may be shipped and removed while it is being measured.
                 with contextlib.suppress(FileNotFoundError):
                     total += (Path(folder) / file).stat().st_size
         return total
 
-    def sweep_unfinished(self, run_id: str, sources: Collection[str], below_attempt: int) -> int:
-        """Removes what earlier attempts of these sources left half-filled; returns how many."""
-        swept = 0
-        with contextlib.suppress(FileNotFoundError):
-            for entry in (self.path / file_name_for(run_id)).iterdir():
-                name = BundleName.parse(entry.name.removeprefix(".").removesuffix(_FILLING).removesuffix(_MARKING))
-                if name is None or not entry.name.startswith("."):
-                    continue
-                if name.source in sources and name.attempt < below_attempt:
-                    shutil.rmtree(entry, ignore_errors=True)
-                    swept += 1
-        return swept
+    def sweep_unfinished(self, run_id: str, attempt: int) -> None:
+        """Removes what dead trainers left half-filled: earlier attempts of the run, and any where no trainer lives."""
+        alone = _lock(self.path / ".trainers.lock", fcntl.LOCK_EX)
+        try:
+            for pattern in (f"*/.*{_FILLING}", f"*/.*{_MARKING}"):
+                for entry in self.path.glob(pattern):
+                    name = BundleName.parse(entry.name.removeprefix(".").removesuffix(entry.suffix))
+                    earlier = name is not None and name.attempt < attempt and entry.parent.name == file_name_for(run_id)
+                    if alone is not None or earlier:
+                        shutil.rmtree(entry, ignore_errors=True)
+        finally:
+            if alone is not None:
+                alone.close()
 
     def retire(self, bundle: Path) -> None:
         """Removes a delivered bundle; its tensor file goes to the pool."""

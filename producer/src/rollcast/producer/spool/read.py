@@ -36,12 +36,17 @@ def read_bundle(path: Path) -> Bundle:
 
     Raises:
         SpoolError: it is damaged or was not written by this program.
+        OSError: the machine is in trouble; the bundle may be good.
     """
     try:
         with (path / RECORDS_NAME).open("rb") as file:
             events = [_event(item) for item in fastavro.reader(file, return_record_name=True)]
-    except (OSError, ValueError, TypeError, KeyError, EOFError, IndexError) as exc:
-        raise SpoolError(f"{path / RECORDS_NAME} cannot be read: {exc}") from exc
+    except FileNotFoundError as exc:
+        raise SpoolError(f"{path / RECORDS_NAME} is missing") from exc
+    except OSError:
+        raise
+    except Exception as exc:  # a damaged container makes fastavro raise whatever comes
+        raise SpoolError(f"{path / RECORDS_NAME} cannot be read: {exc!r}") from exc
     if not events or not isinstance(events[-1], DpShard):
         raise SpoolError(f"{path / RECORDS_NAME} does not end with a DpShard")
     parts = [event for event in events[:-1] if isinstance(event, SamplePart)]
@@ -85,7 +90,9 @@ def _map_data(path: Path) -> memoryview:
     try:
         with path.open("rb") as file:
             mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as exc:
+    except FileNotFoundError as exc:
+        raise SpoolError(f"{path} is missing") from exc
+    except ValueError as exc:
         raise SpoolError(f"{path} cannot be mapped: {exc}") from exc
     start = HEAD_LENGTH_BYTES + int.from_bytes(mapping[:HEAD_LENGTH_BYTES], "little")
     if len(mapping) < HEAD_LENGTH_BYTES or start > len(mapping):
