@@ -121,5 +121,21 @@ def test_an_unusable_spool_on_one_rank_switches_publishing_off_and_training_goes
     assert [result["unusable"] for result in two_by_two[1]] == [["disabled", "False"]] * 4
 
 
+def test_a_rank_that_is_off_says_so_and_costs_its_peers_nothing(
+    two_by_two: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    for statuses, seconds in (result["off"] for result in two_by_two[1]):
+        assert statuses == ["disabled", "disabled"]
+        assert seconds < 20
+
+
+def test_the_quota_counts_a_shard_once_however_many_peers_fill_it(
+    two_by_two: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    statuses = [result["quota"] for result in two_by_two[1]]
+    assert {status for status, _ in statuses} == {"published"}
+    assert all(int(raw) > 7_500 for _, raw in statuses)
+
+
 def test_nothing_unfinished_is_left_in_a_spool(two_by_two: tuple[Path, list[dict[str, Any]]]) -> None:
     assert not list(two_by_two[0].rglob("*.filling"))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from fixtures.rollouts import whole_shard
 from fixtures.topic import payload_in, read_until, shards_in
@@ -139,6 +140,40 @@ async def test_a_poison_bundle_is_set_aside_with_its_reason_and_blocks_nobody(
     assert not differences(payload_in(events, 1), _direct(1))
     (reason,) = tmp_path.rglob("reason.txt")
     assert "records.avro" in reason.read_text()
+
+
+async def _create_topic(broker: Broker, topic: str, max_message_bytes: int) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+    await admin.start()
+    try:
+        settings = {"max.message.bytes": str(max_message_bytes)}
+        await admin.create_topics([NewTopic(topic, 1, 1, topic_configs=settings)])
+    finally:
+        await admin.close()
+
+
+async def test_records_are_cut_to_what_the_topic_takes(broker: Broker, tmp_path: Path, prefix: str) -> None:
+    await _create_topic(broker, f"{prefix}.records", 100_000)
+    _publish(tmp_path, 0, shard=_large_shard)
+    _publish(tmp_path, 1)
+    with _shipper(tmp_path, broker.bootstrap_servers, prefix, "--stop-with-trainers") as ship:
+        assert ship.wait(100) == 0
+    events = await read_until(broker.bootstrap_servers, f"{prefix}.records", _closed(0, 1))
+    assert not differences(payload_in(events, 0), _direct(0, _large_shard))
+    assert not differences(payload_in(events, 1), _direct(1))
+
+
+async def test_a_bundle_that_no_record_can_carry_is_set_aside_announced_and_blocks_nobody(
+    broker: Broker, tmp_path: Path, prefix: str
+) -> None:
+    await _create_topic(broker, f"{prefix}.records", 10_000)
+    _publish(tmp_path, 0, shard=_large_shard)
+    with _shipper(tmp_path, broker.bootstrap_servers, prefix, "--stop-with-trainers") as ship:
+        assert ship.wait(60) == 0
+    (event,) = await read_until(broker.bootstrap_servers, f"{prefix}.records", _closed(0))
+    reason = shards_in([event], 0)[0].dropped_reason
+    assert reason is not None
+    assert "takes no record of 16384 bytes" in reason
 
 
 async def test_a_dropped_rollout_is_announced(broker: Broker, tmp_path: Path, prefix: str) -> None:

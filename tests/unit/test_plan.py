@@ -1,5 +1,6 @@
 """The plan of a shard: places in the file, and what is refused before anything is copied."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from fixtures.rollouts import context_parallel_share, whole_shard
 from rollcast.producer.context_parallel import ContextLayout, spans_by_rank
-from rollcast.producer.copy import copy_own
+from rollcast.producer.copy import copy_own, receive_from, send_own
 from rollcast.producer.errors import RolloutDataError
 from rollcast.producer.parallel import ParallelLayout
 from rollcast.producer.plan import make_plan
@@ -74,6 +75,24 @@ def test_slicing_and_restoring_are_inverse(lengths: list[tuple[int, int]], cut: 
     assert torch.equal(restored.view(torch.int64), torch.cat([*whole, torch.empty(0, dtype=torch.int64)]))
 
 
+def test_a_rank_that_cannot_read_its_tensors_still_sends_every_message_and_says_so() -> None:
+    plans = [make_plan(_share(rank, 2), _layout(rank, 2), in_place=False) for rank in range(2)]
+    tensors = [
+        replace(tensor, source=torch.empty_like(tensor.source, device="meta")) if number % 3 == 0 else tensor
+        for number, tensor in enumerate(plans[1].tensors)
+    ]
+    messages: list[torch.Tensor] = []
+    with pytest.raises(NotImplementedError):
+        send_own(replace(plans[1], tensors=tuple(tensors)), 1, messages.append, 100)
+
+    def receive(buffer: torch.Tensor) -> None:
+        buffer.copy_(messages.pop(0))
+
+    data = torch.zeros(plans[0].data_bytes, dtype=torch.uint8)
+    assert not receive_from(plans[0], 1, receive, data, 100)
+    assert not messages
+
+
 def test_the_digest_tells_fields_dtypes_lengths_and_counts_apart() -> None:
     base = _share(0, 1)
     variants = [
@@ -102,6 +121,8 @@ def test_the_records_hold_no_reference_to_the_trainers_memory() -> None:
         ({"log_probs": [torch.zeros(1)]}, "'log_probs' needs one tensor per sample: it has 1, for 7 samples"),
         ({"log_probs": torch.zeros(7)}, r"'log_probs' of sample 0 has shape \(\)"),
         ({"log_probs": "text"}, "'log_probs' needs one tensor per sample: it has a str"),
+        ({"n" * 1025: 1}, "longer than 1024 bytes"),
+        ({"deep": [torch.zeros([1] * 65)] * 7}, "'deep' has 65 dimensions"),
         ({"partition": [0]}, "'partition' has 1 entries for 7 samples"),
         ({"response_lengths": None}, "no 'response_lengths' column"),
         ({"total_lengths": None}, "'total_lengths' is absent"),

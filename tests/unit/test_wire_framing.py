@@ -4,21 +4,28 @@ import os
 import subprocess
 import sys
 import tracemalloc
+from dataclasses import replace
+from typing import Any
 
 import pytest
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rollcast.schemas import (
+    Column,
     ContractError,
     DecodeError,
     LimitError,
     Limits,
     SamplePart,
+    TensorRef,
+    TensorSlice,
     UnknownSchemaError,
     decode,
     encode,
 )
+from rollcast.schemas.events import PlainValue
 from rollcast.schemas.framing import current_schema, decode_value, encode_value
 from unit.test_wire_events import EVENTS
 
@@ -76,6 +83,49 @@ def test_a_few_bytes_that_claim_millions_of_items_are_refused_before_allocation(
 def test_more_items_than_the_cap_are_refused_by_their_count() -> None:
     with pytest.raises(LimitError, match="max_items is 3000000"):
         decode_value(b"\x0c" + _varint(3_000_000), Limits(max_items=1000))
+
+
+def test_a_part_of_very_many_small_values_is_refused_before_the_decoder_builds_them() -> None:
+    part = EVENTS["SamplePart"]
+    assert isinstance(part, SamplePart)
+    crowd: list[PlainValue] = [[] for _ in range(100_000)]
+    frame = encode(replace(part, columns=(Column("x", 0, crowd),)))
+    with pytest.raises(LimitError, match="max_inline_values is 100001"):
+        decode(frame)
+
+
+def test_a_small_part_that_decodes_to_much_is_refused() -> None:
+    part = EVENTS["SamplePart"]
+    assert isinstance(part, SamplePart)
+    bomb = TensorSlice(
+        dtype="uint8",
+        shape=(2**29,),
+        total_bytes=2**29,
+        offset=0,
+        slice_bytes=2**29,
+        codec="ZSTD",
+        data=zstandard.ZstdCompressor().compress(bytes(2**20)),
+    )
+    with pytest.raises(LimitError, match="max_part_raw_bytes"):
+        decode(encode(replace(part, columns=(Column("x", 0, bomb),))))
+    with pytest.raises(DecodeError, match="negative size"):
+        decode(encode(replace(part, columns=(Column("x", 0, replace(bomb, slice_bytes=-1)),))))
+
+
+@pytest.mark.parametrize("value", ["slice in a list", "reference as a key", "list as a key"])
+def test_values_that_no_writer_makes_are_refused(value: str) -> None:
+    part = EVENTS["SamplePart"]
+    assert isinstance(part, SamplePart)
+    (*_, tensor) = (column.value for column in part.columns)
+    made: Any = {
+        "slice in a list": [tensor],
+        "reference as a key": {TensorRef(1): 1},
+        "list as a key": {(1, 2): 1},
+    }[value]
+    with pytest.raises(DecodeError):
+        decode(encode(replace(part, columns=(Column("x", 0, made),))))
+    with pytest.raises(DecodeError):
+        decode_value(encode_value(made))
 
 
 def test_nesting_beyond_the_cap_is_refused_without_recursion_into_the_decoder() -> None:

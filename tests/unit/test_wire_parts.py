@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcast.schemas import Column, LimitError, Limits, SamplePart, ShardContentError, TensorSlice, encode
+from rollcast.schemas import Column, LimitError, Limits, SamplePart, ShardContentError, TensorSlice, decode, encode
 from rollcast.schemas.parts import (
     MIN_PART_BYTES,
     content_digest,
@@ -72,6 +72,14 @@ def test_the_digest_does_not_depend_on_the_cut_but_on_every_byte() -> None:
     assert content_digest(_columns(x=tensor)) not in digests
     assert content_digest(_columns(y=tensor)) != content_digest(_columns(x=tensor))
     assert content_digest(_columns(x=1)) != content_digest(_columns(x=1.0))
+
+
+def test_what_compresses_well_is_cut_before_a_part_decodes_to_too_much() -> None:
+    columns = _columns(x=torch.zeros(10_000_000), **{f"n{number}": list(range(900)) for number in range(200)})
+    parts = split(_SLOT, columns)
+    assert len(parts) > 4
+    back = [decode(encode(part)) for part in parts]
+    assert content_digest(join(back)) == content_digest(columns)  # type: ignore[arg-type]  # parts decode to parts
 
 
 def test_an_empty_slot_is_one_part() -> None:

@@ -106,13 +106,13 @@ class Shipper:
         part_bytes = self._part_bytes.get(path, min(self._config.max_part_bytes, limit))
         shard: DpShard | None = None
         try:
+            bundle = await asyncio.to_thread(read_bundle, path)
+            shard = bundle.shard
             if part_bytes < MIN_PART_BYTES:
                 raise SpoolError(
                     f"topic {self._config.topics.records} takes no record of {MIN_PART_BYTES} bytes; "
                     "raise its max.message.bytes and move the bundle back"
                 )
-            bundle = await asyncio.to_thread(read_bundle, path)
-            shard = bundle.shard
             wire_bytes = await self._send(delivery, bundle, part_bytes)
         except MessageSizeTooLargeError:
             self._part_bytes[path] = part_bytes // 2
