@@ -17,19 +17,23 @@ class Delivery:
     """Sends records with acks=all and idempotence, at most so many bytes unacknowledged.
 
     After any error the object is used up: close it, make a new one, and send everything unacknowledged again.
+
+    Args:
+        config: of the shipper.
+        max_batch_bytes: the topic's limit, which is on whole batches.
     """
 
-    def __init__(self, config: ShipperConfig) -> None:
+    def __init__(self, config: ShipperConfig, max_batch_bytes: int) -> None:
         self._config = config
         self._producer = AIOKafkaProducer(
             bootstrap_servers=config.bootstrap_servers,
             client_id="rollcast-ship",
             acks="all",
             enable_idempotence=True,
-            # The parts are compressed already. Both limits count uncompressed bytes, record headers included.
+            # The parts are compressed already, so what the client counts is what the broker counts.
             compression_type=None,
             max_request_size=config.max_part_bytes + _REQUEST_ROOM_BYTES,
-            max_batch_size=config.max_part_bytes + _REQUEST_ROOM_BYTES // 2,
+            max_batch_size=min(max_batch_bytes, config.max_part_bytes + _REQUEST_ROOM_BYTES // 2),
             request_timeout_ms=config.delivery_timeout_ms,
             linger_ms=2,
         )

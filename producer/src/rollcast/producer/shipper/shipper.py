@@ -22,6 +22,8 @@ from rollcast.schemas.topics import record_key
 
 _LOOK_EVERY_S = 0.1
 _FIRST_PAUSE_S = 0.2
+# The topic's limit is on the batch: its header, the record's header and the key take this much.
+_BATCH_OVERHEAD_BYTES = 4 * 1024
 
 _log = logging.getLogger("rollcast.ship")
 
@@ -67,7 +69,7 @@ class Shipper:
                 continue
             try:
                 limit = await prepare_topic(self._config)
-                async with Delivery(self._config) as delivery:
+                async with Delivery(self._config, limit) as delivery:
                     while bundles:
                         if not await self._ship_all(delivery, [path for _, path in bundles], limit):
                             raise OSError("no bundle can be read now")
@@ -103,7 +105,7 @@ class Shipper:
         return left
 
     async def _ship(self, delivery: Delivery, path: Path, limit: int) -> None:
-        part_bytes = self._part_bytes.get(path, min(self._config.max_part_bytes, limit))
+        part_bytes = self._part_bytes.get(path, min(self._config.max_part_bytes, limit - _BATCH_OVERHEAD_BYTES))
         shard: DpShard | None = None
         try:
             bundle = await asyncio.to_thread(read_bundle, path)

@@ -8,12 +8,9 @@ from aiokafka.errors import TopicAlreadyExistsError, for_code
 
 from rollcast.producer.shipper.config import ShipperConfig
 
-# The broker's limit is on the batch: its header, the record's header, the key and the closing fields take this much.
-_BATCH_OVERHEAD_BYTES = 4 * 1024
-
 
 async def prepare_topic(config: ShipperConfig) -> int:
-    """Makes sure that the topic is there; returns the largest record value that it takes.
+    """Makes sure that the topic is there; returns the largest batch that it takes.
 
     Raises:
         KafkaError: no broker answers, or the topic cannot be created.
@@ -23,7 +20,7 @@ async def prepare_topic(config: ShipperConfig) -> int:
         await admin.start()
         if config.topics.records not in await admin.list_topics():
             await _create(admin, config)
-        return await _max_message_bytes(admin, config.topics.records) - _BATCH_OVERHEAD_BYTES
+        return await _max_message_bytes(admin, config.topics.records)
     finally:
         await admin.close()
 
