@@ -1,5 +1,6 @@
 """Bundles on a real file system: whole or not there at all."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ from rollcast.producer.spool.pool import TensorPool
 from rollcast.producer.spool.read import read_bundle
 from rollcast.producer.spool.write import BundleWriter
 from rollcast.schemas import build_dump_payload
+from rollcast.schemas.tensors import UNSUPPORTED_KEY
 
 
 def _publisher(spool: Path, **options: Any) -> Publisher:
@@ -93,7 +95,7 @@ def test_a_strict_publisher_raises(tmp_path: Path) -> None:
     publisher = _publisher(tmp_path, strict=True)
     with pytest.raises(RolloutDataError, match="'tokens'"):
         publisher.publish(0, {**whole_shard(0, 0, 1), "tokens": []})
-    with pytest.raises(RolloutDataError, match="not be negative"):
+    with pytest.raises(RolloutDataError, match="integer from 0"):
         publisher.publish(-1, whole_shard(0, 0, 1))
     publisher.close(0.2)
 
@@ -164,6 +166,49 @@ def test_a_trainer_killed_in_mid_publish_leaves_no_bundle_and_the_next_start_swe
     assert len(list(tmp_path.rglob("*.filling"))) == 1
     _publisher(tmp_path).close(0.2)
     assert not list(tmp_path.rglob("*.filling"))
+
+
+@pytest.mark.parametrize("rollout_id", [True, 1.0, "7", None, -1, 2**63])
+def test_a_rollout_id_that_is_no_number_drops_the_rollout_and_leaves_nothing(tmp_path: Path, rollout_id: Any) -> None:
+    publisher = _publisher(tmp_path)
+    result = publisher.publish(rollout_id, whole_shard(0, 0, 1))
+    assert result.status is PublishStatus.DROPPED
+    assert result.reason is not None
+    assert "integer from 0" in result.reason
+    assert publisher.publish(0, whole_shard(0, 0, 1)).status is PublishStatus.PUBLISHED
+    publisher.close(0.2)
+    assert len(SpoolFolder(tmp_path).bundles()) == 1
+    assert not list(tmp_path.rglob("*.marking"))
+
+
+def test_a_forked_child_publishes_nothing(tmp_path: Path) -> None:
+    publisher = _publisher(tmp_path)
+    child = os.fork()
+    if child == 0:
+        disabled = publisher.publish(0, whole_shard(0, 0, 1)).status is PublishStatus.DISABLED
+        os._exit(0 if disabled else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert publisher.publish(0, whole_shard(0, 0, 1)).status is PublishStatus.PUBLISHED
+    publisher.close(0.2)
+
+
+def test_a_value_with_very_many_items_costs_itself_alone(tmp_path: Path) -> None:
+    publisher = _publisher(tmp_path)
+    many = list(range(300_000))
+    shard = {"response_lengths": [1, 1], "partition": [0, 1], "x": [many, 1], "mine": many}
+    assert publisher.publish(0, shard).status is PublishStatus.PUBLISHED
+    publisher.close(0.2)
+    payload = payload_in_spool(tmp_path, 0)
+    assert payload["samples"][0]["x"] == payload["dp_shards"][0]["mine"] == {UNSUPPORTED_KEY: "builtins.list"}
+    assert payload["samples"][1]["x"] == 1
+
+
+def test_a_shard_whose_closing_event_would_not_fit_is_dropped(tmp_path: Path) -> None:
+    publisher = _publisher(tmp_path, max_part_bytes=16_384)
+    result = publisher.publish(0, {"response_lengths": [1] * 1000})
+    assert result.reason is not None
+    assert "1000 samples" in result.reason
+    publisher.close(0.2)
 
 
 def test_a_new_attempt_is_above_any_in_the_spool(tmp_path: Path) -> None:

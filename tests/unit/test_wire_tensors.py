@@ -9,7 +9,7 @@ import pytest
 import torch
 import zstandard
 
-from rollcast.schemas import DecodeError
+from rollcast.schemas import Column, DecodeError, TensorRef
 from rollcast.schemas.codec import RAW, SHUFFLE_ZSTD, ZSTD, compress, decompress_into
 from rollcast.schemas.dtypes import ITEM_BYTES
 from rollcast.schemas.tensors import UNSUPPORTED_KEY, Replaced, columns_of, normalise, unflatten
@@ -98,6 +98,15 @@ def test_what_cannot_be_carried_costs_itself_alone(value: object, caplog: pytest
     assert replaced.count == 2
     assert len(caplog.records) == 1
     assert "'odd'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "leaves", [[TensorRef(1), TensorRef(1)], [], [TensorRef(2)]], ids=["shared", "unused", "missing"]
+)
+def test_each_inner_tensor_has_exactly_one_place(leaves: list[TensorRef]) -> None:
+    (_, inner) = columns_of([("x", [torch.zeros(2)])])
+    with pytest.raises(DecodeError):
+        unflatten([Column("x", 0, [*leaves]), inner])
 
 
 def test_a_list_that_holds_itself_ends_in_a_marker() -> None:

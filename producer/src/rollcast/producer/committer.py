@@ -5,6 +5,7 @@ import queue
 import shutil
 import threading
 import time
+from collections import deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from rollcast.schemas.events import DpShard
 
 _LOOK_EVERY_S = 0.005
 _TEND_EVERY_S = 1.0
+_KEPT_MARKS = 10_000
 
 _log = logging.getLogger("rollcast.producer")
 
@@ -57,6 +59,8 @@ class Committer:
         self._open_jobs = 0
         self._has_committed = False
         self._trouble = ""
+        # Small, and few: marks that a full disk has not taken. A rollout without one would look lost, not dropped.
+        self._unmarked: deque[CommitJob] = deque(maxlen=_KEPT_MARKS)
         self._submitted_bytes = 0
         self._measured_bytes = self._spool.used_bytes()
         self._lock = threading.Lock()
@@ -104,7 +108,8 @@ class Committer:
             try:
                 self._commit_or_drop(job)
             except Exception as exc:  # noqa: BLE001  # the thread must live on, whatever became of one bundle
-                _log.error("rollout %d is lost: not even its mark could be committed: %r", job.name.rollout_id, exc)
+                _log.error("rollout %d: its mark could not be committed yet: %r", job.name.rollout_id, exc)
+                self._unmarked.append(_dropped(job, "its bundle could not be committed"))
             finally:
                 self._has_committed = True
                 with self._lock:
@@ -114,6 +119,9 @@ class Committer:
     def _tend(self) -> None:
         try:
             self._measure()
+            while self._unmarked:
+                self._commit_or_drop(self._unmarked[0])
+                self._unmarked.popleft()
             # A rank that commits nothing leaves the shipper to those that do.
             if self._launcher is not None and self._has_committed:
                 self._launcher.tend()
@@ -154,5 +162,6 @@ class Committer:
 
 
 def _dropped(job: CommitJob, reason: str) -> CommitJob:
+    reason = job.shard.dropped_reason or reason
     shard = replace(job.shard, sample_count=0, raw_bytes=0, replaced_values=0, dropped_reason=reason)
     return CommitJob(name=job.name, content=None, shard=shard, peers=job.peers)

@@ -141,7 +141,7 @@ def decide(members: Sequence[Member], messages: Sequence[Sequence[int]]) -> Refu
     A pure function of what all ranks have received alike, so all shards publish, or none does.
     """
     anybody_off = any(vote == Vote.OFF for vote, _, _ in messages)
-    if not anybody_off and len({rollout_id for _, _, rollout_id in messages}) > 1:
+    if not anybody_off and len({rollout_id for _, _, rollout_id in messages if rollout_id >= 0}) > 1:
         ranks = ", ".join(f"rank {m.rank}: {message[2]}" for m, message in zip(members, messages, strict=True))
         return Refusal(f"the ranks publish different rollouts ({ranks})", announced=False)
     # Off before anything else: all ranks must come to know it in the same exchange.

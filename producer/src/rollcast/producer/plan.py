@@ -13,11 +13,15 @@ from rollcast.producer.fields import CONTEXT_PARALLEL_FIELDS, check_lengths, che
 from rollcast.producer.parallel import ParallelLayout
 from rollcast.schemas.codec import SPOOL
 from rollcast.schemas.events import SHARD_SLOT, Column, TensorSlice
+from rollcast.schemas.limits import DEFAULT_LIMITS
 from rollcast.schemas.parts import MAX_DIMENSIONS, MAX_NAME_BYTES
 from rollcast.schemas.shards import ShardContent, sample_count, split_shard
-from rollcast.schemas.tensors import Replaced, announce, flatten, normalise
+from rollcast.schemas.tensors import Replaced, announce, flatten, item_count, normalise
 
 _ONE_PER_SAMPLE = ("tokens", "total_lengths", "loss_masks")
+
+# Readers refuse a larger value; map entries count twice there, as key and value.
+_MAX_ITEMS = DEFAULT_LIMITS.max_items // 2
 
 _SpansByRank: TypeAlias = tuple[tuple[Span, ...], ...]
 
@@ -126,7 +130,7 @@ def make_plan(
     data = {name: normalise(name, value, replaced) for name, value in rollout_data.items()}
     spans = _check_alignment(data, layout, context_layout)
     content = split_shard(data)
-    builder = _Builder(spans, copying_ranks=layout.context_parallel_size if in_place else 1)
+    builder = _Builder(spans, layout.context_parallel_size if in_place else 1, replaced)
     slots = tuple(
         builder.add_slot(slot, values) for slot, values in [*enumerate(content.slots), (SHARD_SLOT, content.own)]
     )
@@ -187,7 +191,8 @@ def _spans_of_slots(
 class _Builder:
     """Gives each tensor its place in the file, and one of the peers to copy it."""
 
-    def __init__(self, spans: list[_SpansByRank], copying_ranks: int) -> None:
+    def __init__(self, spans: list[_SpansByRank], copying_ranks: int, replaced: Replaced) -> None:
+        self._replaced = replaced
         self.tensors: list[PlannedTensor] = []
         self.data_bytes = 0
         self._spans = spans
@@ -200,6 +205,8 @@ class _Builder:
                 raise RolloutDataError(
                     f"column name {name[:40]!r}... is longer than {MAX_NAME_BYTES} bytes; shorten it"
                 )
+            if item_count(value, _MAX_ITEMS) > _MAX_ITEMS:
+                value = self._replaced.marker(name, value)
             for column, tensor in flatten(name, value):
                 if tensor is None:
                     columns.append(column)

@@ -2,6 +2,8 @@
 
 import atexit
 import logging
+import operator
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +25,8 @@ from rollcast.producer.spool.write import BundleWriter
 from rollcast.schemas.errors import ContractError
 
 _EXIT_FLUSH_S = 5.0
+# Digest and part count of a slot, and some room for the rest of the event.
+_CLOSING_BYTES_A_SLOT = 20
 _DRAIN_LOOK_EVERY_S = 0.05
 
 _log = logging.getLogger("rollcast.producer")
@@ -80,6 +84,7 @@ class Publisher:
         self._layout = current_layout()
         self._control = Control(self._layout, config.control_timeout_s)
         self._seen: set[int] = set()
+        self._process = os.getpid()
         self._published_alone = 0
         self._disabled: str | None = None
         # Once it is true, no rank enters the control collective any more.
@@ -144,7 +149,7 @@ class Publisher:
         atexit.unregister(self._flush_at_exit)
         self._trainer_lock.close()
         self._disabled, self._everybody_off = "the publisher is closed", True
-        return finished and drained
+        return finished and drained and not self._session.set_aside()
 
     def _start(self, session: Session) -> None:
         config = self._config
@@ -158,6 +163,9 @@ class Publisher:
         started = time.perf_counter()
         if not self._layout.takes_part:
             return PublishResult(status=PublishStatus.NOT_INVOLVED)
+        if os.getpid() != self._process:
+            # The commit thread and the collective belong to the process that made this object.
+            return PublishResult(status=PublishStatus.DISABLED, reason="the publisher was made before a fork")
         if self._everybody_off:
             return PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
         try:
@@ -171,20 +179,21 @@ class Publisher:
         return replace(result, stall_s=time.perf_counter() - started)
 
     def _publish(self, rollout_id: int, rollout_data: Mapping[str, Any]) -> PublishResult:
-        name = BundleName(rollout_id, self._session.attempt, self._session.shard_source)
+        number = _number(rollout_id)
+        name = BundleName(number, self._session.attempt, self._session.shard_source)
         prepared = self._prepare(name, rollout_data)
         if self._disabled is not None:
             # The others are about to wait for this rank's vote.
-            message = [Vote.OFF, 0, 0]
+            message = [Vote.OFF, 0, number]
         elif isinstance(prepared, Exception):
-            message = [self._vote_for(prepared, rollout_id), 0, rollout_id]
+            message = [self._vote_for(prepared, number), 0, number]
         else:
-            message = [Vote.READY, prepared.plan.digest, rollout_id]
+            message = [Vote.READY, prepared.plan.digest, number]
         refusal = decide(self._control.members, self._control.exchange(message))
         if refusal is not None:
             return self._refuse(name, refusal, prepared)
         assert not isinstance(prepared, Exception)  # noqa: S101  # its vote would have been the refusal
-        self._seen.add(rollout_id)
+        self._seen.add(number)
         plan, bundle = prepared.plan, prepared.bundle
         try:
             copied = (
@@ -197,7 +206,7 @@ class Publisher:
         self._committer.start()
         if self._layout.is_writer:
             fillers = self._layout.context_parallel_size if self._session.in_place else 1
-            shard = self._session.closing_event(rollout_id, plan)
+            shard = self._session.closing_event(number, plan)
             self._committer.submit(CommitJob(name=name, content=plan.records, shard=shard, peers=fillers))
         return PublishResult(status=PublishStatus.PUBLISHED, copied_bytes=copied, raw_bytes=plan.data_bytes)
 
@@ -229,12 +238,17 @@ class Publisher:
         try:
             if self._disabled is not None:
                 raise ProducerError(self._disabled)
-            if not 0 <= name.rollout_id < 2**63:
-                raise RolloutDataError(f"rollout_id is {name.rollout_id}; it must not be negative, nor above 63 bits")
+            if name.rollout_id < 0:
+                raise RolloutDataError("rollout_id must be an integer from 0 to 2**63 - 1")
             if name.rollout_id in self._seen:
                 raise RolloutDataError(f"rollout {name.rollout_id} was published before in this attempt")
             context_layout = ContextLayout(self._config.context_parallel_layout)
             plan = make_plan(rollout_data, self._layout, context_layout=context_layout, in_place=in_place)
+            if len(plan.records.positions) * _CLOSING_BYTES_A_SLOT > self._config.max_part_bytes:
+                raise RolloutDataError(
+                    f"the shard has {len(plan.records.positions)} samples: its closing event would not fit "
+                    f"max_part_bytes {self._config.max_part_bytes}; use more data-parallel ranks or raise it"
+                )
             if not self._layout.is_writer and not in_place:
                 return _Prepared(plan, None)
             if self._layout.is_writer:
@@ -308,7 +322,7 @@ class Publisher:
         return self._dropped(name, reason, error)
 
     def _announce_drop(self, name: BundleName, reason: str) -> None:
-        if self._layout.is_writer:
+        if self._layout.is_writer and name.rollout_id >= 0:
             shard = self._session.closing_event(name.rollout_id, None, dropped_reason=reason)
             self._committer.submit(CommitJob(name=name, content=None, shard=shard, peers=0))
 
@@ -319,10 +333,22 @@ class Publisher:
         return PublishResult(status=PublishStatus.DROPPED, reason=reason)
 
     def _flush_at_exit(self) -> None:
-        self._committer.close(_EXIT_FLUSH_S)
+        if os.getpid() == self._process:
+            self._committer.close(_EXIT_FLUSH_S)
 
     def _disable(self, reason: str) -> None:
         if self._disabled is not None:
             return
         self._disabled = reason
         _log.error("publishing is switched off on rank %d, training goes on: %s", self._layout.rank, reason)
+
+
+def _number(rollout_id: object) -> int:
+    """Returns a rollout id as a plain integer, -1 where it is none: the exchange must take place whatever it is."""
+    if isinstance(rollout_id, bool):
+        return -1
+    try:
+        number = operator.index(rollout_id)  # type: ignore[arg-type]  # that it may be anything is the point
+    except TypeError:
+        return -1
+    return number if 0 <= number < 2**63 else -1

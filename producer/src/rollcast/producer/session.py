@@ -92,6 +92,11 @@ class Session:
         """
         return BundleWriter(self.spool.filling(self.config.run_id, name), plan, self.files)
 
+    def set_aside(self) -> bool:
+        """Tells whether a bundle of this rank and attempt could not be shipped."""
+        names = self.spool.poisoned(self.config.run_id)
+        return any(name.source in self.own_sources and name.attempt == self.attempt for name in names)
+
     def waiting(self) -> bool:
         """Tells whether a bundle of this rank is still in the spool."""
         return any(name.source in self.own_sources for name, _ in self.spool.bundles_of(self.config.run_id))

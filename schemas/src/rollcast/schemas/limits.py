@@ -25,7 +25,7 @@ class Limits:
     """
 
     max_message_bytes: int = 64 * 1024 * 1024
-    max_items: int = 1_000_000
+    max_items: int = 262_144
     max_inline_values: int = 65_536
     max_part_raw_bytes: int = 16 * 1024 * 1024
     max_depth: int = 200

@@ -76,6 +76,8 @@ def _normalise(field: str, value: object, replaced: Replaced, room: int) -> Any:
         return str.__str__(value) if _is_unicode(value) else replaced.marker(field, value)
     if isinstance(value, bytes):
         return bytes(value)
+    if isinstance(value, dict) and list(value) == [UNSUPPORTED_KEY]:
+        return value
     if room == 0:
         return replaced.marker(field, value)
     if isinstance(value, dict):
@@ -137,6 +139,18 @@ def _is_unicode(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def item_count(value: object, limit: int) -> int:
+    """Returns the number of values inside a list, tuple or map; stops counting above `limit`."""
+    if not isinstance(value, (list, tuple, dict)):
+        return 0
+    count = len(value)
+    for item in value.values() if isinstance(value, dict) else value:
+        if count > limit:
+            break
+        count += item_count(item, limit - count)
+    return count
 
 
 def flatten(name: str, value: object) -> list[tuple[Column, torch.Tensor | None]]:
@@ -203,7 +217,12 @@ def unflatten(columns: Sequence[Column]) -> dict[str, Any]:
             raise DecodeError(f"column {column.name!r}: leaf {column.leaf} is not a tensor")
         if column.leaf == 0:
             plain[column.name] = tensors.get(key) if key in tensors else column.value
-    return {name: _restore(name, value, tensors) for name, value in plain.items()}
+    unused = {key for key in tensors if key[1]}
+    values = {name: _restore(name, value, tensors, unused) for name, value in plain.items()}
+    if unused:
+        name, leaf = min(unused)
+        raise DecodeError(f"tensor {leaf} of column {name!r} has no place in it")
+    return values
 
 
 def _to_tensor(name: str, whole: TensorSlice) -> torch.Tensor:
@@ -217,17 +236,19 @@ def _to_tensor(name: str, whole: TensorSlice) -> torch.Tensor:
     return flat.view(dtype).reshape(whole.shape)
 
 
-def _restore(name: str, value: Any, tensors: dict[tuple[str, int], torch.Tensor]) -> Any:
+def _restore(name: str, value: Any, tensors: dict[tuple[str, int], torch.Tensor], unused: set[tuple[str, int]]) -> Any:
     if isinstance(value, TensorRef):
-        if (name, value.leaf) not in tensors:
-            raise DecodeError(f"column {name!r} refers to tensor {value.leaf}, which is not there")
+        # Each has one place: a tensor that many references share would be copied for each of them.
+        if (name, value.leaf) not in unused:
+            raise DecodeError(f"column {name!r} refers to tensor {value.leaf}, which is not there, or used already")
+        unused.remove((name, value.leaf))
         return tensors[name, value.leaf]
     if isinstance(value, dict):
-        return {key: _restore(name, item, tensors) for key, item in value.items()}
+        return {key: _restore(name, item, tensors, unused) for key, item in value.items()}
     if isinstance(value, list):
-        return [_restore(name, item, tensors) for item in value]
+        return [_restore(name, item, tensors, unused) for item in value]
     if isinstance(value, tuple):
-        return tuple(_restore(name, item, tensors) for item in value)
+        return tuple(_restore(name, item, tensors, unused) for item in value)
     return value
 
 

@@ -156,6 +156,11 @@ class SpoolFolder:
         (target / "reason.txt").write_text(reason + "\n")
         return target
 
+    def poisoned(self, run_id: str) -> list[BundleName]:
+        """Returns the bundles of a run that were set aside."""
+        entries = (self.path / ".poison" / file_name_for(run_id)).glob("*")
+        return [name for entry in entries if (name := BundleName.parse(entry.name)) is not None]
+
     def try_own(self) -> IO[bytes] | None:
         """Becomes the spool's shipper: returns the open lock file to keep, or None where there is one already."""
         return _lock(self.path / ".shipper.lock", fcntl.LOCK_EX)
