@@ -141,7 +141,7 @@ async def test_what_the_log_says_of_a_record_is_bounded(
         part_counts=(1,) * 20_001,
     )
     twice = replace(part, rollout_id=4, part_count=1, columns=(replace(part.columns[0], name="n" * 50_000),) * 2)
-    sent = [dropped, many, twice]
+    sent: list[DpShard | SamplePart] = [dropped, many, twice]
     async with running(config) as daemon:
         await installed.send(keyed("run", 1, map(encode, sent)))
         await until(lambda: daemon.stats.incomplete_dumps == 2 and daemon.stats.dropped == 1)

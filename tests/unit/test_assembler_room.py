@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fixtures.assembling import Feed, assembler, completed, events
+from fixtures.assembling import Feed, assembler, closing, completed, events
 from rollcast.consumer.decisions import Duplicate, Evicted, Superseded
 from rollcast.consumer.errors import AssemblerFullError
 from rollcast.consumer.rollout import RolloutId
@@ -114,6 +114,19 @@ def test_a_superseded_rollout_whose_incomplete_dump_becomes_durable_is_closed() 
 
     assert not target.holds(ID)
     assert target.resident_bytes == alone.resident_bytes
+
+
+def test_a_rollout_that_is_being_written_may_finish_after_a_higher_attempt_was_dropped() -> None:
+    target = assembler()
+    feed = Feed(target)
+    feed(events()[:-1])
+    target.expire(10.0)
+    feed([replace(closing(events(attempt=2)), dropped_reason="spool full")])
+
+    target.finish(ID, complete=False)
+
+    assert (target.open_count, target.resident_bytes) == (0, 0)
+    assert not target.holds(ID)
 
 
 def test_a_slot_that_was_refused_in_an_incomplete_dump_may_come_again() -> None:

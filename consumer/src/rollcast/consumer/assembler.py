@@ -189,7 +189,7 @@ class Assembler:
             return []
         self._discard(rollout, cuts)
         rollout.phase = Phase.COLLECTING
-        if self._latest[identity.key] != identity.attempt:
+        if self._latest.get(identity.key) != identity.attempt:
             self._close(identity)
             return []
         return self._hand_out(rollout)
@@ -213,7 +213,7 @@ class Assembler:
         elif rollout is not None and rollout.phase is Phase.INCOMPLETE_HANDED_OUT:
             self._discard(rollout, refused)
             rollout.incomplete_is_durable()
-            if self._latest[identity.key] != identity.attempt:
+            if self._latest.get(identity.key) != identity.attempt:
                 self._close(identity)
 
     def expire(self, now: float) -> list[Incomplete]:

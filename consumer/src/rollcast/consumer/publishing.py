@@ -77,7 +77,7 @@ class Publishing:
         ]
         await self._intake.deliver(letters)
         if restored.problem is not None:
-            await self._give_up(rollout, brief(restored.problem))
+            await self._give_up(rollout, restored.problem)
             return []
         refused = [bad.slot.cut for bad in restored.bad_slots]
         if dump is None:
@@ -92,7 +92,7 @@ class Publishing:
         return []
 
     async def _give_up(self, rollout: Rollout, problem: str) -> None:
-        _log.error("%s cannot become a dump: %s", rollout.id, problem)
+        _log.error("%s cannot become a dump: %s", rollout.id, brief(problem))
         closing = [
             (shard.event, shard.event_place)
             for shard in rollout.shards
