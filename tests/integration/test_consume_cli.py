@@ -201,3 +201,24 @@ async def test_the_daemon_in_its_own_process_writes_a_dump_and_stops_on_sigterm(
     (dump,) = tmp_path.rglob("*.pt")
     assert dump.parent.parent == tmp_path
     assert torch.load(dump, weights_only=True)["rollout_id"] == 4
+
+
+async def test_a_signal_while_the_daemon_still_starts_is_a_graceful_stop(tmp_path: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "rollcast.consumer.cli", "consume"),
+        *("--bootstrap", NOBODY, "--dump-path", f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt"),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        assert process.stderr is not None
+        assert b"starting" in await process.stderr.readline()
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            log = (await process.communicate())[1].decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+    assert process.returncode == 0, log
+    assert "stopping" in log

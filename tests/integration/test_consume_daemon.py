@@ -1,161 +1,24 @@
 """The daemon on a real Kafka: records in any order become verified dumps, whatever else is on the topic."""
 
 import asyncio
-import hashlib
 import random
 import threading
-import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, RecordsToDelete
 
-from fixtures.frames import ShardSource, direct_shards, events_of, frames_of
-from fixtures.topic import read_until
-from rollcast.consumer import ConsumeConfig, Daemon, LocalDumpStore, differences
-from rollcast.consumer.broker import Broker, JvmBroker
+from fixtures.frames import events_of, frames_of
+from fixtures.installation import PART_BYTES, Installation, installation, keyed, running, shards, until
+from rollcast.consumer import Daemon, LocalDumpStore
+from rollcast.consumer.broker import JvmBroker
 from rollcast.consumer.dump_file import load_dump
 from rollcast.consumer.errors import AssemblerFullError, ShutdownTimeoutError
 from rollcast.consumer.store import Dump, PublishedDump
-from rollcast.consumer.topics import prepare_topics
-from rollcast.schemas import (
-    DeadLetter,
-    DpShard,
-    DumpCompleted,
-    Event,
-    MetricPoint,
-    SamplePart,
-    Topics,
-    build_dump_payload,
-    encode,
-    record_key,
-)
-
-PART_BYTES = 32 * 1024
-
-
-def shards(seed: int, *, shard_count: int = 2, samples: int = 3, tokens: int = 4000) -> list[ShardSource]:
-    generator = torch.Generator().manual_seed(seed)
-
-    def per_token(lengths: Sequence[int], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
-        return [(0.1 * torch.randn(length, generator=generator)).to(dtype) for length in lengths]
-
-    made = []
-    for rank in range(shard_count):
-        lengths = [tokens + 7 * index for index in range(samples)]
-        made.append(
-            ShardSource(
-                rank=4 * rank + 3,
-                data_parallel_rank=rank,
-                rollout_data={
-                    "tokens": [torch.arange(length + 5) for length in lengths],
-                    "response_lengths": lengths,
-                    "loss_masks": [torch.ones(length, dtype=torch.int32) for length in lengths],
-                    "log_probs": per_token(lengths),
-                    "rollout_log_probs": per_token(lengths, torch.bfloat16),
-                    "rewards": [float(index) for index in range(samples)],
-                    "partition": [shard_count * index + rank for index in range(samples)],
-                    "raw_reward": [1.0, 2.0],
-                    "extra": [{"seen": (seed, rank)}] * samples,
-                },
-            )
-        )
-    return made
-
-
-@dataclass(kw_only=True)
-class Installation:
-    """Topics of a test's own, and a folder for its dumps."""
-
-    config: ConsumeConfig
-    folder: Path
-
-    @property
-    def topics(self) -> Topics:
-        return self.config.topics
-
-    async def send(self, frames: Iterable[tuple[bytes | None, bytes | None]]) -> None:
-        producer = AIOKafkaProducer(bootstrap_servers=self.config.bootstrap_servers, acks="all")
-        await producer.start()
-        try:
-            for key, frame in frames:
-                await producer.send(self.topics.records, frame, key=key)
-        finally:
-            await producer.stop()
-
-    async def dumps(self, count: int) -> list[DumpCompleted]:
-        events = await self._read(self.topics.dumps, count)
-        return [event for event in events if isinstance(event, DumpCompleted)]
-
-    async def dead_letters(self, count: int) -> list[DeadLetter]:
-        events = await self._read(self.topics.dead_letters, count)
-        return [event for event in events if isinstance(event, DeadLetter)]
-
-    async def metrics(self, count: int) -> list[MetricPoint]:
-        events = await self._read(self.topics.metrics, count)
-        return [event for event in events if isinstance(event, MetricPoint)]
-
-    async def _read(self, topic: str, count: int) -> list[Event]:
-        return await read_until(self.config.bootstrap_servers, topic, lambda events: len(events) >= count)
-
-    def check(self, run_id: str, rollout_id: int, sources: Sequence[ShardSource]) -> None:
-        """The dump equals the direct payload."""
-        direct = build_dump_payload(direct_shards(sources), rollout_id=rollout_id, writer_rank=3)
-        assert differences(load_dump(self.folder / run_id / f"{rollout_id}.pt"), direct) == []
-
-    def digests(self) -> dict[str, str]:
-        return {
-            str(path.relative_to(self.folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(self.folder.rglob("*"))
-            if path.is_file()
-        }
-
-
-def installation(bootstrap_servers: str, folder: Path) -> Installation:
-    name = f"test-{uuid.uuid4().hex[:12]}"
-    config = ConsumeConfig(
-        bootstrap_servers=bootstrap_servers,
-        dump_path=f"{folder}/{{run_id}}/{{rollout_id}}.pt",
-        topics=Topics(name),
-        group_id=name,
-        partitions=2,
-        session_timeout_ms=6000,
-        metadata_max_age_ms=1000,
-    )
-    return Installation(config=config, folder=folder)
-
-
-@pytest.fixture
-async def installed(broker: Broker, tmp_path: Path) -> Installation:
-    made = installation(broker.bootstrap_servers, tmp_path)
-    await prepare_topics(made.config)
-    return made
-
-
-@asynccontextmanager
-async def running(config: ConsumeConfig, store: LocalDumpStore | None = None) -> AsyncIterator[Daemon]:
-    """A daemon that is in its group, and shut down at the end."""
-    daemon = Daemon(config, store=store)
-    task = asyncio.create_task(daemon.run())
-    ready = asyncio.create_task(daemon.ready.wait())
-    try:
-        await asyncio.wait({task, ready}, return_when=asyncio.FIRST_COMPLETED)
-        assert not task.done(), task.result()
-        yield daemon
-    finally:
-        ready.cancel()
-        daemon.shutdown()
-        await task
-
-
-def keyed(run_id: str, rollout_id: int, frames: Iterable[bytes]) -> list[tuple[bytes | None, bytes | None]]:
-    return [(record_key(run_id, rollout_id), frame) for frame in frames]
+from rollcast.schemas import DeadLetter, DpShard, SamplePart, encode
 
 
 def shuffled(seed: int, frames: list[Any]) -> list[Any]:
@@ -203,7 +66,7 @@ async def test_after_a_restart_nothing_changes_and_everything_is_committed(insta
 
     async with running(installed.config) as daemon:
         await installed.send(frames[:2])
-        await _until(lambda: daemon.stats.duplicates == 2)
+        await until(lambda: daemon.stats.duplicates == 2)
         assert daemon.stats.records == 2
 
     assert installed.digests() == before
@@ -226,7 +89,7 @@ async def test_a_coordinator_that_has_just_moved_does_not_send_the_daemon_back_t
     monkeypatch.setattr(AIOKafkaAdminClient, "list_consumer_group_offsets", answer_nothing_at_first)
     async with running(installed.config) as daemon:
         await installed.send(frames[:1])
-        await _until(lambda: daemon.stats.records > 0)
+        await until(lambda: daemon.stats.records > 0)
 
     assert len(asked) == 2
     assert daemon.stats.records == 1
@@ -248,12 +111,6 @@ async def test_whoever_reads_everything_again_recognises_what_is_published(insta
     assert installed.digests() == before
 
 
-async def _until(condition: Callable[[], bool], timeout_s: float = 30) -> None:
-    async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - counters have no event
-            await asyncio.sleep(0.05)
-
-
 async def test_a_resumed_run_replaces_a_rollout_and_keeps_the_old_dump(installed: Installation) -> None:
     async with running(installed.config) as daemon:
         await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
@@ -261,7 +118,7 @@ async def test_a_resumed_run_replaces_a_rollout_and_keeps_the_old_dump(installed
         await installed.send(keyed("run", 1, frames_of("run", 2, 1, shards(2))))
         announced = await installed.dumps(2)
         await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))[:1]))
-        await _until(lambda: daemon.stats.stale == 1)
+        await until(lambda: daemon.stats.stale == 1)
 
     assert [dump.attempt for dump in announced] == [1, 2]
     installed.check("run", 1, shards(2))
@@ -278,7 +135,7 @@ async def test_what_stays_incomplete_is_written_as_such_with_what_is_missing(ins
     async with running(config) as daemon:
         await installed.send(keyed("run", 1, map(encode, events)))
         (announced,) = await installed.dumps(1)
-        await _until(lambda: daemon.stats.incomplete_dumps == 1)
+        await until(lambda: daemon.stats.incomplete_dumps == 1)
 
     assert not announced.complete
     assert announced.sample_count == 5
@@ -314,7 +171,7 @@ async def test_a_dropped_rollout_moves_the_offset_and_makes_no_dump(installed: I
     dropped = replace(shard, dropped_reason="spool full", slot_digests=(), part_counts=())
     async with running(installed.config) as daemon:
         await installed.send(keyed("run", 1, [encode(dropped)]))
-        await _until(lambda: daemon.stats.dropped == 1)
+        await until(lambda: daemon.stats.dropped == 1)
     async with running(installed.config) as daemon:
         await installed.send(keyed("run", 2, frames_of("run", 1, 2, shards(2))))
         await installed.dumps(1)
@@ -356,7 +213,7 @@ class FullStore(LocalDumpStore):
 async def test_shutdown_while_the_disk_is_full_leaves_the_rollout_for_the_next_start(installed: Installation) -> None:
     async with running(installed.config, FullStore(installed.config.dump_path)) as daemon:
         await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
-        await _until(lambda: daemon.stats.retries >= 1)
+        await until(lambda: daemon.stats.retries >= 1)
 
     async with running(installed.config):
         await installed.dumps(1)
@@ -388,7 +245,9 @@ async def test_shutdown_is_bounded_even_if_a_write_hangs(installed: Installation
         store.released.set()
 
 
-async def test_records_that_do_not_fit_into_memory_end_the_daemon_with_a_sentence(installed: Installation) -> None:
+async def test_a_record_that_alone_does_not_fit_into_memory_ends_the_daemon_with_a_sentence(
+    installed: Installation,
+) -> None:
     await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
 
     with pytest.raises(AssemblerFullError, match="max_resident_bytes=1000"):

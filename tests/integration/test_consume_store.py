@@ -7,6 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any
 
@@ -15,8 +18,8 @@ import torch
 
 from rollcast.consumer.metrics import compute_metrics
 from rollcast.consumer.rollout import Missing, OffsetSpan, Rollout, RolloutId, RolloutKey
-from rollcast.consumer.store import Dump, LocalDumpStore, Manifest
-from rollcast.consumer.store.files import HashingWriter, sweep, temporary_beside
+from rollcast.consumer.store import Dump, LocalDumpStore, Manifest, PublishedDump
+from rollcast.consumer.store.files import LOCK_NAME, HashingWriter, sweep, temporary_beside
 from rollcast.consumer.store.manifest import read_manifest
 
 NOTHING = Missing()
@@ -52,7 +55,7 @@ def store(tmp_path: Path) -> LocalDumpStore:
 
 
 def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in folder.iterdir() if path.name != LOCK_NAME)
 
 
 def test_a_dump_is_published_with_its_manifest(store: LocalDumpStore, tmp_path: Path) -> None:
@@ -193,6 +196,83 @@ def test_a_crash_between_a_newer_dump_and_its_manifest_keeps_the_right_one_aside
 def test_manifests_survive_the_round_trip(store: LocalDumpStore) -> None:
     for manifest in (store.publish(dump(1)).manifest, store.publish(dump(2, missing=MISSING)).manifest):
         assert Manifest.from_json(manifest.to_json()) == manifest
+
+
+class Pause:
+    """A value whose saving waits until it is released, as in a process that was stopped there."""
+
+    def __init__(self) -> None:
+        self.reached, self.released = threading.Event(), threading.Event()
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        self.reached.set()
+        assert self.released.wait(30)
+        return str, ("saved",)
+
+
+def while_paused(paused: Dump, template: str, do: Callable[[], None]) -> PublishedDump:
+    """Publishes `paused` by a store of its own, and calls `do` while its file is half written."""
+    pause = Pause()
+    paused.payload["pause"] = pause
+    with ThreadPoolExecutor(1) as thread:
+        publishing = thread.submit(LocalDumpStore(template).publish, paused)
+        try:
+            assert pause.reached.wait(30)
+            do()
+        finally:
+            pause.released.set()
+        return publishing.result(30)
+
+
+def test_a_paused_daemon_cannot_replace_a_published_dump(store: LocalDumpStore, tmp_path: Path) -> None:
+    before: list[PublishedDump] = []
+
+    outcome = while_paused(
+        dump(attempt=1),
+        f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt",
+        lambda: before.append(store.publish(dump(attempt=2))),
+    )
+
+    assert [outcome] == before
+    assert store.published(KEY) == outcome
+    assert torch.load(outcome.path, weights_only=True)["samples"][0]["entropy"][1] == 2.0
+    assert names(tmp_path / "run") == ["7.pt", "7.pt.manifest.json"]
+
+
+def test_a_paused_daemon_that_has_the_higher_attempt_keeps_aside_what_came_meanwhile(
+    store: LocalDumpStore, tmp_path: Path
+) -> None:
+    template = f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt"
+    before: list[PublishedDump] = []
+
+    outcome = while_paused(dump(attempt=2), template, lambda: before.append(store.publish(dump(attempt=1))))
+
+    assert outcome.manifest.id.attempt == 2
+    assert "7.attempt-1.pt" in names(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "meanwhile",
+    [
+        {"attempt": 2},
+        {"attempt": 1},
+        {"attempt": 2, "samples": 1, "missing": MISSING},
+        {"attempt": 1, "samples": 3, "missing": MISSING},
+    ],
+)
+def test_a_paused_daemon_cannot_replace_what_is_better_than_its_incomplete_dump(
+    store: LocalDumpStore, tmp_path: Path, meanwhile: dict[str, Any]
+) -> None:
+    before: list[PublishedDump] = []
+
+    outcome = while_paused(
+        dump(attempt=1, missing=MISSING),
+        f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt",
+        lambda: before.append(store.publish(dump(**meanwhile))),
+    )
+
+    assert [outcome] == before
+    assert names(tmp_path / "run") == [outcome.path.name, f"{outcome.path.name}.manifest.json"]
 
 
 class FullDisk:

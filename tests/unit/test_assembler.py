@@ -1,73 +1,22 @@
 """The assembler: any order, repeats, attempts, drops, contradictions, and what may be committed."""
 
 import random
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
-from fixtures.frames import ShardSource, events_of
-from rollcast.consumer.assembler import Assembler
+from fixtures.assembling import Feed, assembler, closing, completed, events
 from rollcast.consumer.decisions import (
-    Complete,
     Conflict,
-    Decision,
     Discarded,
     Dropped,
     Duplicate,
     Stale,
     Superseded,
 )
-from rollcast.consumer.errors import AssemblerFullError, InvalidRecordError
+from rollcast.consumer.errors import InvalidRecordError
 from rollcast.consumer.rollout import OffsetSpan, Place, Rollout, RolloutId, RolloutKey, WholeSlot
-from rollcast.schemas import DpShard, Limits, SamplePart
-from rollcast.schemas.parts import MIN_PART_BYTES
-
-Events = list[SamplePart | DpShard]
-
-
-def events(
-    rollout_id: int = 0, *, attempt: int = 1, run_id: str = "run", samples: Sequence[int] = (2, 1), long: bool = False
-) -> Events:
-    shards = [
-        ShardSource(
-            rank=10 * rank,
-            data_parallel_rank=rank,
-            rollout_data={
-                "response_lengths": list(range(count)),
-                "text": [np.random.default_rng(rank).bytes(20_000) if long else b"x"] * count,
-            },
-        )
-        for rank, count in enumerate(samples)
-    ]
-    return list(events_of(run_id, attempt, rollout_id, shards, max_part_bytes=MIN_PART_BYTES))
-
-
-def assembler(*, incomplete_after_s: float = 10.0, max_resident_bytes: int = 10**9) -> Assembler:
-    return Assembler(incomplete_after_s=incomplete_after_s, max_resident_bytes=max_resident_bytes)
-
-
-class Feed:
-    """Gives events to an assembler, each at the next offset of one partition."""
-
-    def __init__(self, target: Assembler, partition: int = 0, offset: int = 0) -> None:
-        self.target, self.partition, self.offset = target, partition, offset
-
-    def __call__(self, incoming: Iterable[SamplePart | DpShard], now: float = 0.0) -> list[Decision]:
-        decisions: list[Decision] = []
-        for event in incoming:
-            decisions += self.target.add(event, Place(self.partition, self.offset), size=1, now=now)
-            self.offset += 1
-        return decisions
-
-
-def completed(decisions: Iterable[Decision]) -> list[Rollout]:
-    return [decision.rollout for decision in decisions if isinstance(decision, Complete)]
-
-
-def closing(incoming: Events) -> DpShard:
-    return next(event for event in incoming if isinstance(event, DpShard))
+from rollcast.schemas import DpShard, SamplePart
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -239,66 +188,6 @@ def test_a_part_beyond_a_known_closing_event_is_refused() -> None:
         feed([replace(part, data_parallel_rank=3)])
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"part": 1, "part_count": 1},
-        {"part": -1},
-        {"part_count": 0},
-        {"part_count": 2**31 - 1, "part": 5},
-        {"slot": -2},
-        {"slot": 2**31 - 1},
-        {"data_parallel_rank": -1},
-        {"data_parallel_rank": 2**31 - 1},
-        {"run_id": ""},
-        {"run_id": "x" * 5000},
-    ],
-)
-def test_an_impossible_part_is_refused(change: dict[str, int | str]) -> None:
-    part = next(event for event in events() if isinstance(event, SamplePart))
-    target = assembler()
-
-    with pytest.raises(InvalidRecordError):
-        Feed(target)([replace(part, **change)])  # type: ignore[arg-type]  # each value has the type of its field
-    assert target.open_count == 0
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"data_parallel_size": 0},
-        {"data_parallel_rank": 2},
-        {"data_parallel_rank": -1},
-        {"data_parallel_size": 2**31 - 1},
-        {"sample_count": -1},
-        {"sample_count": 1},
-        {"sample_count": 2**31 - 1},
-        {"raw_bytes": -1},
-    ],
-)
-def test_an_impossible_closing_event_is_refused(change: dict[str, int]) -> None:
-    with pytest.raises(InvalidRecordError):
-        Feed(assembler())([replace(closing(events()), **change)])  # type: ignore[arg-type]  # as above
-
-
-def test_caps_are_configurable() -> None:
-    target = Assembler(incomplete_after_s=1, max_resident_bytes=100, limits=Limits(max_shards=1))
-
-    with pytest.raises(InvalidRecordError, match="data_parallel_size"):
-        Feed(target)([closing(events())])
-
-
-def test_more_than_the_resident_bytes_is_an_error_and_changes_nothing() -> None:
-    incoming = events()
-    target = assembler(max_resident_bytes=3)
-    feed = Feed(target)
-    feed(incoming[:3])
-
-    with pytest.raises(AssemblerFullError, match="max_resident_bytes=3"):
-        feed(incoming[3:4])
-    assert target.resident_bytes == 3
-
-
 def test_a_rollout_without_progress_is_incomplete_and_names_the_slot_that_is_missing() -> None:
     incoming = [event for event in events(samples=(3,)) if not (isinstance(event, SamplePart) and event.slot == 1)]
     target = assembler(incomplete_after_s=10)
@@ -333,32 +222,6 @@ def test_without_any_closing_event_the_number_of_shards_is_unknown() -> None:
 
     assert not incomplete.rollout.missing.shard_count_known
     assert incomplete.rollout.missing.shards == (0, 1)
-
-
-def test_what_comes_while_an_incomplete_dump_is_written_can_still_complete_it() -> None:
-    incoming = events()
-    target = assembler()
-    feed = Feed(target)
-    feed(incoming[:-1])
-    target.expire(10.0)
-
-    decisions = feed(incoming[-1:], now=11.0)
-    target.finish(RolloutId("run", 1, 0), complete=False)
-
-    assert len(completed(decisions)) == 1
-    assert target.holds(RolloutId("run", 1, 0))
-
-
-def test_a_rollout_that_was_written_incomplete_becomes_complete_when_all_comes_again() -> None:
-    incoming = events()
-    target = assembler()
-    feed = Feed(target)
-    feed(incoming[:-1])
-    target.expire(10.0)
-    target.finish(RolloutId("run", 1, 0), complete=False)
-    assert target.open_count == 0
-
-    assert len(completed(feed(incoming, now=20.0))) == 1
 
 
 def test_a_slot_whose_content_is_refused_counts_as_not_received() -> None:
@@ -419,12 +282,13 @@ def test_a_rollout_in_two_partitions_holds_both_and_completes() -> None:
 def test_a_revoked_partition_leaves_nothing_behind() -> None:
     target = assembler()
     Feed(target, partition=0)(events(0)[:2])
+    left = target.resident_bytes
     Feed(target, partition=1)(events(1))
 
     target.forget(1)
 
     assert target.open_count == 1
-    assert target.resident_bytes == 2
+    assert target.resident_bytes == left
     assert target.low_watermark(1, 9) == 9
     assert not target.holds(RolloutId("run", 1, 1))
 

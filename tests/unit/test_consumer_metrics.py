@@ -175,3 +175,13 @@ def test_the_names_are_those_of_the_contract_and_the_numbers_strict_json() -> No
         "response_length",
     ]
     json.dumps([metric.as_json() for metric in measured], allow_nan=False)
+
+
+def test_a_value_that_cannot_be_measured_costs_its_metric_with_a_reason_and_no_other() -> None:
+    measured = {metric.name: metric for metric in compute_metrics([sample([1.0], rewards=10**400, response_lengths=1)])}
+
+    reward = measured.pop("reward")
+    assert (means(reward), reward.missing_count) == ((None, None), 1)
+    assert "OverflowError" in (reward.failure or "")
+    assert means(measured["entropy"]) == (1.0, 1.0)
+    assert [metric.name for metric in measured.values() if metric.failure is not None] == []

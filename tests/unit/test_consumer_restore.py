@@ -1,5 +1,6 @@
 """Assembled rollouts to payloads: verified, or refused by slot; and what is left of incomplete ones."""
 
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,8 @@ from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.decisions import Complete
 from rollcast.consumer.restore import restore
 from rollcast.consumer.rollout import Place, Rollout
-from rollcast.schemas import DpShard, SamplePart, TensorSlice, build_dump_payload
+from rollcast.schemas import Column, DpShard, SamplePart, TensorRef, TensorSlice, build_dump_payload
+from rollcast.schemas.tensors import UNSUPPORTED_KEY
 
 Event = SamplePart | DpShard
 
@@ -177,3 +179,36 @@ def test_without_the_shards_own_columns_positions_are_still_known() -> None:
     assert restored.payload is not None
     assert [sample["rollout_position"] for sample in restored.payload["samples"]] == [0, 1, 2, 3, 4, 5]
     assert restored.payload["dp_shards"][0]["partition"] == [0, 2, 4]
+
+
+A_SLICE = TensorSlice(dtype="int8", shape=(1,), total_bytes=1, offset=0, slice_bytes=1, codec="RAW", data=b"x")
+
+
+def policy_loss_call(value: Any) -> Rollout:
+    """What came of a call without its closing events: no digest stands against the value."""
+
+    def change(event: Event) -> Event | None:
+        if isinstance(event, DpShard):
+            return None
+        return replace(event, stream="policy-loss/3", columns=(*event.columns, Column("odd", 0, value)))
+
+    return assembled(change)
+
+
+def test_a_policy_loss_call_is_normalised_as_a_train_payload_is() -> None:
+    restored = restore(policy_loss_call({(1, 2): "a tuple is no key"}))
+
+    assert restored.payload is not None
+    assert all(sample["odd"] == {UNSUPPORTED_KEY: "builtins.dict"} for sample in restored.payload["samples"])
+    assert restored.payload["odd"] == {UNSUPPORTED_KEY: "builtins.dict"}
+
+
+@pytest.mark.parametrize("value", [[A_SLICE], ({"a": A_SLICE},), {TensorRef(1): 1}, {A_SLICE: 1}])
+def test_a_policy_loss_call_with_hostile_columns_loads_without_running_code(value: Any) -> None:
+    restored = restore(policy_loss_call(value))
+
+    assert restored.problem is None
+    file = io.BytesIO()
+    torch.save(restored.payload, file)
+    file.seek(0)
+    torch.load(file, weights_only=True)

@@ -1,6 +1,7 @@
 """Puts rollouts together from records in any order; pure: no I/O, no clock, no torch."""
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from rollcast.consumer.decisions import (
     Complete,
@@ -9,15 +10,15 @@ from rollcast.consumer.decisions import (
     Discarded,
     Dropped,
     Duplicate,
+    Evicted,
     Incomplete,
     Stale,
     Superseded,
 )
-from rollcast.consumer.errors import AssemblerFullError
-from rollcast.consumer.open_rollout import ConflictError, OpenRollout, Phase
+from rollcast.consumer.errors import AssemblerFullError, ConflictError
+from rollcast.consumer.open_rollout import OpenRollout, Phase, resident_size
 from rollcast.consumer.rollout import Place, RolloutId, RolloutKey, SlotCut
-from rollcast.consumer.validity import check_event
-from rollcast.schemas import DEFAULT_LIMITS, DpShard, Limits, SamplePart
+from rollcast.schemas import DpShard, SamplePart
 
 _REMEMBERED_ROLLOUTS = 65_536
 
@@ -29,16 +30,18 @@ class Assembler:
     says that it is durable. Finished rollouts are remembered for as long as there is room; whoever reads a topic
     again asks its store about a rollout that `knows` denies, and tells `remember`.
 
+    A rollout whose incomplete dump is durable holds the low watermark no longer, but its records stay in memory until
+    their room is needed, so that what comes late can complete it. After a restart or a rebalance its records below
+    the watermark are gone from this member's view, and it completes only if they are sent again.
+
     Args:
         incomplete_after_s: a rollout without a new record for so long is handed out as `Incomplete`.
-        max_resident_bytes: cap on the records held.
-        limits: caps on what a record may claim.
+        max_resident_bytes: cap on the memory that the records held take, about.
     """
 
-    def __init__(self, *, incomplete_after_s: float, max_resident_bytes: int, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, *, incomplete_after_s: float, max_resident_bytes: int) -> None:
         self._incomplete_after_s = incomplete_after_s
         self._max_resident_bytes = max_resident_bytes
-        self._limits = limits
         self._open: dict[RolloutId, OpenRollout] = {}
         self._latest: dict[RolloutKey, int] = {}
         self._finished: OrderedDict[RolloutKey, int] = OrderedDict()
@@ -46,12 +49,18 @@ class Assembler:
 
     @property
     def open_count(self) -> int:
-        """Rollouts that are not finished."""
-        return len(self._open)
+        """Rollouts that are not durable, complete or not."""
+        return sum(rollout.phase is not Phase.INCOMPLETE_DURABLE for rollout in self._open.values())
+
+    @property
+    def awaits_finish(self) -> bool:
+        """Whether a rollout was handed out and is not finished."""
+        waiting = (Phase.COMPLETE_HANDED_OUT, Phase.INCOMPLETE_HANDED_OUT)
+        return any(rollout.phase in waiting for rollout in self._open.values())
 
     @property
     def resident_bytes(self) -> int:
-        """Size of the records held."""
+        """Memory that the records held take, about."""
         return self._resident_bytes
 
     def knows(self, key: RolloutKey) -> bool:
@@ -72,11 +81,16 @@ class Assembler:
     def add(self, event: SamplePart | DpShard, place: Place, *, size: int, now: float) -> list[Decision]:
         """Takes one record and returns what follows from it; nothing, where it is merely one more piece.
 
+        Args:
+            event: has passed `check_event`.
+            place: of its record.
+            size: of its record.
+            now: monotonic time in seconds.
+
         Raises:
-            InvalidRecordError: the record contradicts itself or a closing event; nothing has changed.
+            InvalidRecordError: the record contradicts a closing event.
             AssemblerFullError: there is no room for it; nothing has changed.
         """
-        check_event(event, self._limits)
         identity = RolloutId(event.run_id, event.attempt, event.rollout_id, event.stream)
         key = identity.key
         finished = self._finished.get(key)
@@ -85,20 +99,36 @@ class Assembler:
             return [Stale(identity, current)]
         if event.attempt == finished:
             return [Duplicate(identity)]
-        if self._resident_bytes + size > self._max_resident_bytes:
-            raise AssemblerFullError(self._resident_bytes, self._max_resident_bytes, len(self._open))
-        decisions = self._supersede(key, event.attempt)
+        decisions = self._make_room(resident_size(event, size), identity)
+        decisions += self._supersede(key, event.attempt)
         if isinstance(event, DpShard) and event.dropped_reason is not None:
             return decisions + self._drop(identity, event.dropped_reason)
         rollout = self._open.get(identity)
         if rollout is None:
             rollout = self._open[identity] = OpenRollout(identity, now)
             self._latest[key] = event.attempt
-        before = rollout.held_bytes
+        before = rollout.resident_bytes
         decisions += self._store(rollout, event, place, size, now)
         rollout.seen_at(place)
-        self._resident_bytes += rollout.held_bytes - before
+        self._resident_bytes += rollout.resident_bytes - before
         return decisions + self._hand_out(rollout)
+
+    def _make_room(self, needed: int, identity: RolloutId) -> list[Decision]:
+        """Closes rollouts whose incomplete dump is durable, the oldest first, and `identity` itself last."""
+        excess = self._resident_bytes + needed - self._max_resident_bytes
+        if excess <= 0:
+            return []
+        kept = [rollout for rollout in self._open.values() if rollout.phase is Phase.INCOMPLETE_DURABLE]
+        if sum(rollout.resident_bytes for rollout in kept) < excess:
+            raise AssemblerFullError(needed, self._resident_bytes, self._max_resident_bytes, self.open_count)
+        decisions: list[Decision] = []
+        for rollout in sorted(kept, key=lambda rollout: (rollout.id == identity, rollout.touched_at)):
+            if excess <= 0:
+                break
+            excess -= rollout.resident_bytes
+            self._close(rollout.id)
+            decisions.append(Evicted(rollout.id))
+        return decisions
 
     def _store(
         self, rollout: OpenRollout, event: SamplePart | DpShard, place: Place, size: int, now: float
@@ -119,8 +149,7 @@ class Assembler:
     def _hand_out(self, rollout: OpenRollout) -> list[Decision]:
         if rollout.phase is Phase.COMPLETE_HANDED_OUT or not rollout.complete:
             return []
-        rollout.phase = Phase.COMPLETE_HANDED_OUT
-        return [Complete(rollout.snapshot())]
+        return [Complete(rollout.hand_out(Phase.COMPLETE_HANDED_OUT))]
 
     def _supersede(self, key: RolloutKey, attempt: int) -> list[Decision]:
         latest = self._latest.get(key)
@@ -128,7 +157,7 @@ class Assembler:
             return []
         self._latest[key] = attempt
         lower = RolloutId(key.run_id, latest, key.rollout_id, key.stream)
-        if self._open[lower].phase is not Phase.COLLECTING:
+        if self._open[lower].phase in (Phase.COMPLETE_HANDED_OUT, Phase.INCOMPLETE_HANDED_OUT):
             # It is being written: the store replaces it when the higher attempt comes.
             return []
         self._close(lower)
@@ -145,7 +174,7 @@ class Assembler:
     def _close(self, identity: RolloutId) -> None:
         rollout = self._open.pop(identity, None)
         if rollout is not None:
-            self._resident_bytes -= rollout.held_bytes
+            self._resident_bytes -= rollout.resident_bytes
         if self._latest.get(identity.key) == identity.attempt:
             del self._latest[identity.key]
 
@@ -158,27 +187,34 @@ class Assembler:
         rollout = self._open.get(identity)
         if rollout is None:
             return []
-        before = rollout.held_bytes
-        for cut in cuts:
-            rollout.discard(cut)
-        self._resident_bytes += rollout.held_bytes - before
+        self._discard(rollout, cuts)
         rollout.phase = Phase.COLLECTING
-        if self._latest[identity.key] != identity.attempt:
+        if self._latest.get(identity.key) != identity.attempt:
             self._close(identity)
             return []
         return self._hand_out(rollout)
 
-    def finish(self, identity: RolloutId, *, complete: bool) -> None:
+    def _discard(self, rollout: OpenRollout, cuts: Iterable[SlotCut]) -> None:
+        before = rollout.resident_bytes
+        for cut in cuts:
+            rollout.discard(cut)
+        self._resident_bytes += rollout.resident_bytes - before
+
+    def finish(self, identity: RolloutId, *, complete: bool, refused: Iterable[SlotCut] = ()) -> None:
         """Notes that what was handed out is durable, so that it holds the low watermark no longer.
 
-        An incomplete rollout is not remembered: should all its records come again, it becomes complete.
+        An incomplete rollout stays in memory, without the cuts that were `refused` for their content. What came since
+        it was handed out is collected further, and holds the watermark.
         """
         rollout = self._open.get(identity)
         if complete:
             self._close(identity)
             self.remember(identity.key, identity.attempt)
         elif rollout is not None and rollout.phase is Phase.INCOMPLETE_HANDED_OUT:
-            self._close(identity)
+            self._discard(rollout, refused)
+            rollout.incomplete_is_durable()
+            if self._latest.get(identity.key) != identity.attempt:
+                self._close(identity)
 
     def expire(self, now: float) -> list[Incomplete]:
         """Hands out the rollouts for which nothing new came for `incomplete_after_s`."""
@@ -187,14 +223,20 @@ class Assembler:
             for rollout in self._open.values()
             if rollout.phase is Phase.COLLECTING and now - rollout.touched_at >= self._incomplete_after_s
         ]
-        for rollout in expired:
-            rollout.phase = Phase.INCOMPLETE_HANDED_OUT
-        return [Incomplete(rollout.snapshot()) for rollout in expired]
+        return [Incomplete(rollout.hand_out(Phase.INCOMPLETE_HANDED_OUT)) for rollout in expired]
+
+    def give_up_oldest(self) -> Incomplete | None:
+        """Hands out the rollout that has waited longest for a new record, to make room; None if none is waiting."""
+        waiting = [rollout for rollout in self._open.values() if rollout.phase is Phase.COLLECTING]
+        if not waiting:
+            return None
+        oldest = min(waiting, key=lambda rollout: rollout.touched_at)
+        return Incomplete(oldest.hand_out(Phase.INCOMPLETE_HANDED_OUT))
 
     def low_watermark(self, partition: int, next_offset: int) -> int:
         """Returns the offset below which nothing of the partition is needed; `next_offset` is the next one to read."""
-        first = (rollout.spans[partition][0] for rollout in self._open.values() if partition in rollout.spans)
-        return min(first, default=next_offset)
+        needed = (rollout.needed_from.get(partition, next_offset) for rollout in self._open.values())
+        return min(needed, default=next_offset)
 
     def forget(self, partition: int) -> None:
         """Drops the open rollouts of a partition that another group member reads from now on."""

@@ -19,7 +19,8 @@ class ConsumeConfig:
         partitions: of the records topic, when it is created.
         replication_factor: of topics that are created.
         incomplete_after_s: a rollout without a new record for so long is written as incomplete.
-        max_resident_bytes: cap on the records held in memory for unfinished rollouts.
+        max_resident_bytes: cap on the memory of the records held, about; when it is reached, the rollout that has
+            waited longest is written as incomplete.
         connect_timeout_s: bound on reaching a broker at start.
         shutdown_timeout_s: bound on a graceful shutdown.
         session_timeout_ms: the group gives a member's partitions away when it was silent for so long.

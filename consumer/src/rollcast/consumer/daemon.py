@@ -65,7 +65,6 @@ class Daemon:
         self._assembler = Assembler(
             incomplete_after_s=config.incomplete_after_s,
             max_resident_bytes=config.max_resident_bytes,
-            limits=config.limits,
         )
         self._next_offsets: dict[int, int] = {}
         self._committed: dict[int, int] = {}
@@ -169,7 +168,7 @@ class Daemon:
     async def _place(self, consumer: Any, positions: Positions) -> None:
         """Seeks each newly assigned partition to its committed offset, or to its beginning; then `_read` may read."""
         while True:
-            await self._wait_for(self._changed)
+            await self._retry.wait_for(self._changed)
             if self._stopping.is_set():
                 return
             self._changed.clear()
@@ -188,20 +187,9 @@ class Daemon:
             self.ready.set()
             _log.info("assigned partitions %s", sorted(partition.partition for partition in partitions))
 
-    async def _wait_for(self, event: asyncio.Event) -> None:
-        """Returns when the event is set or the daemon stops."""
-        if event.is_set() or self._stopping.is_set():
-            return
-        waits = {asyncio.create_task(each.wait()) for each in (event, self._stopping)}
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-
     async def _read(self, consumer: Any, intake: Intake, queue: asyncio.Queue[Rollout | None]) -> None:
         while True:
-            await self._wait_for(self._placed)
+            await self._retry.wait_for(self._placed)
             if self._stopping.is_set():
                 return
             assignment = self._assignment
@@ -222,11 +210,9 @@ class Daemon:
 
             for topic_partition, records in batches.items():
                 try:
-                    rollouts = await intake.take(topic_partition.partition, records, still_ours)
+                    await intake.take(topic_partition.partition, records, still_ours, queue.put)
                 except StoppingError:
                     return
-                for rollout in rollouts:
-                    await queue.put(rollout)
                 if still_ours():
                     self._next_offsets[topic_partition.partition] = records[-1].offset + 1
 

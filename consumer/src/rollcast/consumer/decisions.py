@@ -45,6 +45,13 @@ class Superseded:
 
 
 @dataclass(frozen=True, slots=True)
+class Evicted:
+    """The records of a rollout whose incomplete dump is durable are given up for room."""
+
+    rollout_id: RolloutId
+
+
+@dataclass(frozen=True, slots=True)
 class Dropped:
     """The producer gave the rollout up and said so."""
 
@@ -77,4 +84,4 @@ class Discarded:
     problem: str
 
 
-Decision: TypeAlias = Complete | Duplicate | Stale | Superseded | Dropped | Conflict | Discarded
+Decision: TypeAlias = Complete | Duplicate | Stale | Superseded | Evicted | Dropped | Conflict | Discarded

@@ -37,23 +37,29 @@ class TopicsError(ConsumerError):
 
 
 class AssemblerFullError(ConsumerError):
-    """The open rollouts hold more bytes than allowed; nothing is lost, since their offsets are not committed.
+    """There is no room for a record; nothing is lost, since its offset is not committed.
 
     Attributes:
-        resident_bytes: bytes held.
+        needed_bytes: what the record takes.
+        resident_bytes: bytes held by unfinished rollouts.
         limit: the cap.
     """
 
-    def __init__(self, resident_bytes: int, limit: int, open_rollouts: int) -> None:
-        self.resident_bytes, self.limit = resident_bytes, limit
+    def __init__(self, needed_bytes: int, resident_bytes: int, limit: int, open_rollouts: int) -> None:
+        self.needed_bytes, self.resident_bytes, self.limit = needed_bytes, resident_bytes, limit
         super().__init__(
-            f"{open_rollouts} unfinished rollouts hold {resident_bytes} bytes, above max_resident_bytes={limit}; raise "
-            "it if the memory is there, or spread the partitions over more group members; nothing is lost"
+            f"a record takes {needed_bytes} bytes, and {open_rollouts} unfinished rollouts hold {resident_bytes}: that "
+            f"is above max_resident_bytes={limit}; raise it if the memory is there, or spread the partitions over more "
+            "group members; nothing is lost"
         )
 
 
 class InvalidRecordError(ConsumerError):
     """A well-formed event that contradicts itself or what is known of its rollout."""
+
+
+class ConflictError(InvalidRecordError):
+    """A closing event that contradicts one that is held."""
 
 
 class DumpFileError(ConsumerError):

@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+from rollcast.consumer.brief import brief
 
 _Floats = npt.NDArray[np.float64]
 _Sample = Mapping[str, Any]
@@ -27,6 +30,7 @@ class Metric:
         token_count: tokens (or samples) in the second mean.
         non_finite_count: values under the mask that are NaN or infinite, left out of both.
         missing_count: samples without a usable value, left out of both.
+        failure: why the metric could not be computed from what the samples hold; None otherwise.
     """
 
     name: str
@@ -36,15 +40,16 @@ class Metric:
     token_count: int
     non_finite_count: int
     missing_count: int
+    failure: str | None = None
 
-    def as_json(self) -> dict[str, float | int | None]:
+    def as_json(self) -> dict[str, float | int | str | None]:
         """Returns everything but the name."""
         return {name: getattr(self, name) for name in type(self).__slots__ if name != "name"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """One sample's values with their weights, or None where it has none."""
+    """The values of one sample that has some, with their weights."""
 
     rollout: int
     values: _Floats
@@ -55,20 +60,19 @@ def compute_metrics(samples: Sequence[_Sample]) -> tuple[Metric, ...]:
     """Returns the metrics of the samples of one dump.
 
     Samples with an equal `rollout_ids` value are one rollout; a sample without it is a rollout alone. A sample
-    without `loss_masks` counts with every token.
+    without `loss_masks` counts with every token. Never raises: what cannot be measured is a metric with a `failure`.
     """
-    rollouts = _rollouts(samples)
-    return (
-        _per_token(
-            "train_rollout_logprob_abs_diff", samples, rollouts, lambda sample: _map(_log_ratio(sample), np.abs)
-        ),
-        # Schulman's k3 estimator of the KL divergence, not clamped: exp(d) - 1 - d.
-        _per_token("k3_kl", samples, rollouts, lambda sample: _map(_log_ratio(sample), lambda d: np.expm1(d) - d)),
-        _per_token("entropy", samples, rollouts, lambda sample: _vector(sample.get("entropy"))),
-        _per_token("advantage", samples, rollouts, lambda sample: _vector(sample.get("advantages"))),
-        _per_sample("reward", samples, rollouts, "rewards"),
-        _per_sample("response_length", samples, rollouts, "response_lengths"),
-    )
+    return tuple(_measure(name, measure, samples) for name, measure in _METRICS.items())
+
+
+def _measure(
+    name: str, measure: Callable[[str, Sequence[_Sample], Sequence[int]], Metric], samples: Sequence[_Sample]
+) -> Metric:
+    try:
+        return measure(name, samples, _rollouts(samples))
+    except Exception as exc:  # noqa: BLE001 - values from outside, whatever they provoke costs their metric alone
+        failure = brief(f"{type(exc).__name__}: {exc}")
+        return replace(_metric(name, None, None, 0, 0, 0, len(samples)), failure=failure)
 
 
 def _rollouts(samples: Sequence[_Sample]) -> list[int]:
@@ -187,3 +191,14 @@ def _scalar(value: object) -> float | None:
     if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
         value = value.item()
     return float(value) if isinstance(value, (bool, int, float)) else None
+
+
+_METRICS: dict[str, Callable[[str, Sequence[_Sample], Sequence[int]], Metric]] = {
+    "train_rollout_logprob_abs_diff": partial(_per_token, values_of=lambda sample: _map(_log_ratio(sample), np.abs)),
+    # Schulman's k3 estimator of the KL divergence, not clamped: exp(d) - 1 - d.
+    "k3_kl": partial(_per_token, values_of=lambda sample: _map(_log_ratio(sample), lambda d: np.expm1(d) - d)),
+    "entropy": partial(_per_token, values_of=lambda sample: _vector(sample.get("entropy"))),
+    "advantage": partial(_per_token, values_of=lambda sample: _vector(sample.get("advantages"))),
+    "reward": partial(_per_sample, column="rewards"),
+    "response_length": partial(_per_sample, column="response_lengths"),
+}

@@ -4,9 +4,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from enum import Enum, auto
 
-from rollcast.consumer.errors import InvalidRecordError
+from rollcast.consumer.errors import ConflictError, InvalidRecordError
 from rollcast.consumer.rollout import Missing, OffsetSpan, Place, Rollout, RolloutId, Shard, SlotCut, WholeSlot
 from rollcast.schemas import SHARD_SLOT, DpShard, SamplePart
+
+_PART_BYTES = 1024
+_COLUMN_BYTES = 400
+_SLOT_BYTES = 100
 
 _Held = tuple[SamplePart, Place, int]
 """A part, the place and the size of its record."""
@@ -17,7 +21,18 @@ class Phase(Enum):
 
     COLLECTING = auto()
     INCOMPLETE_HANDED_OUT = auto()
+    INCOMPLETE_DURABLE = auto()
     COMPLETE_HANDED_OUT = auto()
+
+
+def resident_size(event: SamplePart | DpShard, size: int) -> int:
+    """Returns about how much memory an event takes whose record has this size.
+
+    Objects of small parts, columns and digests are far larger than their bytes on the wire.
+    """
+    if isinstance(event, SamplePart):
+        return size + _PART_BYTES + _COLUMN_BYTES * len(event.columns)
+    return size + _PART_BYTES + _SLOT_BYTES * len(event.slot_digests)
 
 
 class OpenRollout:
@@ -26,7 +41,8 @@ class OpenRollout:
     Attributes:
         id: which rollout.
         spans: lowest and highest offset seen, by partition.
-        held_bytes: size of the records held.
+        needed_from: lowest offset, by partition, of a record that no durable dump has.
+        resident_bytes: memory that the records held take, about.
         touched_at: when the last record that was not a repeat came.
         duplicates: repeats seen.
         phase: whether it was handed out.
@@ -35,9 +51,12 @@ class OpenRollout:
     def __init__(self, rollout_id: RolloutId, now: float) -> None:
         self.id = rollout_id
         self.spans: dict[int, tuple[int, int]] = {}
+        self.needed_from: dict[int, int] = {}
         self.touched_at = now
-        self.held_bytes = self.duplicates = 0
+        self.resident_bytes = self.duplicates = 0
         self.phase = Phase.COLLECTING
+        self._wire_bytes = 0
+        self._news_since_snapshot = False
         self._events: dict[int, tuple[DpShard, Place]] = {}
         self._cuts: dict[tuple[int, int], dict[int, dict[int, _Held]]] = {}
         self._whole: dict[tuple[int, int], int] = {}
@@ -69,7 +88,7 @@ class OpenRollout:
         cut[part.part] = (part, place, size)
         if len(cut) == part.part_count:
             self._whole[key] = part.part_count
-        self._grew(size, now)
+        self._grew(part, place, size, now)
         return True
 
     def add_event(self, event: DpShard, place: Place, size: int, now: float) -> bool:
@@ -92,12 +111,25 @@ class OpenRollout:
         self._shard_count = event.data_parallel_size
         self._slots_expected += event.sample_count + 1
         self._events[event.data_parallel_rank] = (event, place)
-        self._grew(size, now)
+        self._grew(event, place, size, now)
         return True
 
-    def _grew(self, size: int, now: float) -> None:
-        self.held_bytes += size
+    def _grew(self, event: SamplePart | DpShard, place: Place, size: int, now: float) -> None:
+        self._wire_bytes += size
+        self.resident_bytes += resident_size(event, size)
         self.touched_at = now
+        self.needed_from[place.partition] = min(place.offset, self.needed_from.get(place.partition, place.offset))
+        self._news_since_snapshot = True
+        if self.phase is Phase.INCOMPLETE_DURABLE:
+            self.phase = Phase.COLLECTING
+
+    def incomplete_is_durable(self) -> None:
+        """Notes that the incomplete snapshot is kept; what came after it is collected further."""
+        if self._news_since_snapshot:
+            self.phase = Phase.COLLECTING
+            return
+        self.phase = Phase.INCOMPLETE_DURABLE
+        self.needed_from.clear()
 
     def discard_beyond_events(self) -> list[tuple[SamplePart, Place]]:
         """Removes the parts that no closing event leaves room for; returns them with their places."""
@@ -117,7 +149,8 @@ class OpenRollout:
 
     def _remove(self, key: tuple[int, int], part_counts: Iterable[int]) -> list[tuple[SamplePart, Place]]:
         removed = [held for part_count in tuple(part_counts) for held in self._cuts[key].pop(part_count).values()]
-        self.held_bytes -= sum(size for _, _, size in removed)
+        self._wire_bytes -= sum(size for _, _, size in removed)
+        self.resident_bytes -= sum(resident_size(part, size) for part, _, size in removed)
         self._whole.pop(key, None)
         for part_count, cut in self._cuts[key].items():
             if len(cut) == part_count:
@@ -131,8 +164,10 @@ class OpenRollout:
         """Whether every shard's closing event and every part of every slot is there."""
         return len(self._events) == self._shard_count and len(self._whole) == self._slots_expected
 
-    def snapshot(self) -> Rollout:
-        """Returns what is there, and what is missing."""
+    def hand_out(self, phase: Phase) -> Rollout:
+        """Returns what is there, and what is missing; the rollout is in that phase from now on."""
+        self.phase = phase
+        self._news_since_snapshot = False
         slots: dict[int, list[WholeSlot]] = {}
         broken: dict[int, list[int]] = {}
         for (rank, slot), cuts in sorted(self._cuts.items()):
@@ -152,7 +187,7 @@ class OpenRollout:
             shards=tuple(self._shard(rank, slots.get(rank, [])) for rank in seen),
             missing=self._missing(broken),
             duplicates=self.duplicates,
-            wire_bytes=self.held_bytes,
+            wire_bytes=self._wire_bytes,
         )
 
     def _shard(self, rank: int, slots: list[WholeSlot]) -> Shard:
@@ -170,10 +205,6 @@ class OpenRollout:
             shard_count_known=self._shard_count is not None,
             slots=tuple((rank, tuple(absent)) for rank, absent in sorted(missing_slots.items()) if absent),
         )
-
-
-class ConflictError(InvalidRecordError):
-    """A closing event that contradicts one that is held."""
 
 
 def _content(event: DpShard) -> DpShard:

@@ -11,6 +11,7 @@ from rollcast.consumer.config import ConsumeConfig
 from rollcast.consumer.store import PublishedDump
 from rollcast.schemas import DeadLetter, DumpCompleted, Event, MetricPoint, encode, record_key
 
+_MAX_KEY_BYTES = 1024
 _MAX_VALUE_BYTES = 64 * 1024
 _MAX_REASON_CHARS = 2_000
 
@@ -21,13 +22,13 @@ def now_ms() -> int:
 
 
 def dead_letter(topic: str, partition: int, offset: int, *, key: bytes | None, value: bytes, reason: str) -> DeadLetter:
-    """Returns the dead letter of a record; a long value is cut."""
+    """Returns the dead letter of a record; a long key or value is cut."""
     return DeadLetter(
         topic=topic,
         partition=partition,
         offset=offset,
         reason=reason[:_MAX_REASON_CHARS],
-        key=key,
+        key=key[:_MAX_KEY_BYTES] if key is not None else None,
         value=value[:_MAX_VALUE_BYTES],
         value_bytes=len(value),
         seen_at_ms=now_ms(),

@@ -5,6 +5,7 @@ import logging
 from concurrent.futures import Executor
 
 from rollcast.consumer.assembler import Assembler
+from rollcast.consumer.brief import brief
 from rollcast.consumer.config import ConsumeConfig
 from rollcast.consumer.decisions import Complete
 from rollcast.consumer.intake import Intake
@@ -57,11 +58,14 @@ class Publishing:
             StoppingError: the daemon stops before that; nothing was committed.
         """
         pending = [rollout]
-        while pending:
-            rollout = pending.pop()
-            # The partition may have been given to another member, which then does all of this.
-            if self._assembler.holds(rollout.id):
-                pending += await self._publish(rollout)
+        try:
+            while pending:
+                rollout = pending.pop()
+                # The partition may have been given to another member, which then does all of this.
+                if self._assembler.holds(rollout.id):
+                    pending += await self._publish(rollout)
+        finally:
+            self._intake.room_may_be_free()
 
     async def _publish(self, rollout: Rollout) -> list[Rollout]:
         loop = asyncio.get_running_loop()
@@ -75,19 +79,20 @@ class Publishing:
         if restored.problem is not None:
             await self._give_up(rollout, restored.problem)
             return []
+        refused = [bad.slot.cut for bad in restored.bad_slots]
         if dump is None:
-            decisions = self._assembler.reject(rollout.id, [bad.slot.cut for bad in restored.bad_slots])
+            decisions = self._assembler.reject(rollout.id, refused)
             return [decision.rollout for decision in decisions if isinstance(decision, Complete)]
         published = await self._retry.until_done(
             f"write the dump of {rollout.id}", lambda: loop.run_in_executor(self._pool, self._store.publish, dump)
         )
         await self._retry.until_done(f"announce {rollout.id}", lambda: self._outputs.announce(published))
-        self._assembler.finish(rollout.id, complete=not dump.missing)
+        self._assembler.finish(rollout.id, complete=not dump.missing, refused=refused)
         self._report(rollout, dump, published)
         return []
 
     async def _give_up(self, rollout: Rollout, problem: str) -> None:
-        _log.error("%s cannot become a dump: %s", rollout.id, problem)
+        _log.error("%s cannot become a dump: %s", rollout.id, brief(problem))
         closing = [
             (shard.event, shard.event_place)
             for shard in rollout.shards
@@ -98,6 +103,10 @@ class Publishing:
         self._assembler.finish(rollout.id, complete=not rollout.missing)
 
     def _report(self, rollout: Rollout, dump: Dump, published: PublishedDump) -> None:
+        for metric in dump.metrics:
+            if metric.failure is not None:
+                self._stats.failed_metrics[metric.name] += 1
+                _log.warning("%s: metric %s cannot be computed: %s", rollout.id, metric.name, metric.failure)
         if dump.missing:
             self._stats.incomplete_dumps += 1
             _log.warning("%s is incomplete (%s) -> %s", rollout.id, dump.missing, published.path)

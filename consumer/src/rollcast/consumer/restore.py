@@ -11,7 +11,7 @@ from rollcast.consumer.streams import policy_loss_rank
 from rollcast.schemas import DEFAULT_LIMITS, SHARD_SLOT, Limits, ShardContentError, build_dump_payload
 from rollcast.schemas.parts import content_digest, join, unpack_large_values
 from rollcast.schemas.shards import LAYOUT_FIELDS, WHOLE_BATCH_FIELDS, join_shard
-from rollcast.schemas.tensors import unflatten
+from rollcast.schemas.tensors import Replaced, normalise, unflatten
 
 _NEVER_COLUMNS = (*LAYOUT_FIELDS, *WHOLE_BATCH_FIELDS)
 
@@ -88,9 +88,15 @@ def _payload(rollout: Rollout, values: Mapping[SlotCut, dict[str, Any]], missing
 def _call_payload(rollout: Rollout, values: Mapping[SlotCut, dict[str, Any]], rank: int) -> dict[str, Any]:
     """Returns what one policy-loss call saw: its samples, and the call's own values beside them."""
     whole = [slot for shard in rollout.shards for slot in shard.slots if slot.cut in values]
-    own = next((values[slot.cut] for slot in whole if slot.cut.slot == SHARD_SLOT), {})
-    samples = [values[slot.cut] for slot in whole if slot.cut.slot != SHARD_SLOT]
+    own = next((_normalised(values[slot.cut]) for slot in whole if slot.cut.slot == SHARD_SLOT), {})
+    samples = [_normalised(values[slot.cut]) for slot in whole if slot.cut.slot != SHARD_SLOT]
     return {**own, "rank": rank, "call": rollout.id.rollout_id, "samples": samples}
+
+
+def _normalised(values: Mapping[str, Any]) -> dict[str, Any]:
+    # As `build_dump_payload` does: a hostile column may nest what torch.load(weights_only=True) refuses.
+    replaced = Replaced()
+    return {name: normalise(name, value, replaced) for name, value in values.items()}
 
 
 def _train_payload(rollout: Rollout, values: Mapping[SlotCut, dict[str, Any]], missing: Missing) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from aiokafka.errors import KafkaError
 
+from rollcast.consumer.brief import brief
 from rollcast.consumer.errors import ConsumeError
 from rollcast.consumer.stats import Stats
 
@@ -40,6 +41,17 @@ class Retry:
         except TimeoutError:
             pass
 
+    async def wait_for(self, event: asyncio.Event) -> None:
+        """Returns when the event is set or the daemon stops."""
+        if event.is_set() or self._stopping.is_set():
+            return
+        waits = {asyncio.create_task(each.wait()) for each in (event, self._stopping)}
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+
     async def until_done(self, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
         """Returns the result of the first try that succeeds; each failure is logged and counted.
 
@@ -57,6 +69,7 @@ class Retry:
                 self._stats.retries += 1
                 if self._stopping.is_set():
                     raise StoppingError(what) from exc
-                _log.warning("could not %s: %s; next try in %g s, no offset moves until then", what, exc, delay_s)
+                problem = brief(exc)
+                _log.warning("could not %s: %s; next try in %g s, no offset moves until then", what, problem, delay_s)
             await self.pause(delay_s)
             delay_s = min(2 * delay_s, _LONGEST_DELAY_S)

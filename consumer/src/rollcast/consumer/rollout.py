@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from rollcast.consumer.brief import brief, first_few
 from rollcast.schemas import TRAIN_STREAM, DpShard, SamplePart
 
 
@@ -30,7 +31,7 @@ class RolloutId:
 
     def __str__(self) -> str:
         what = "rollout" if self.stream == TRAIN_STREAM else f"{self.stream} call"
-        return f"run {self.run_id!r} attempt {self.attempt} {what} {self.rollout_id}"
+        return f"run {brief(self.run_id)!r} attempt {self.attempt} {what} {self.rollout_id}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,18 @@ class Missing:
 
     def __bool__(self) -> bool:
         return bool(self.shards or self.slots or not self.shard_count_known)
+
+    def __str__(self) -> str:
+        told = []
+        if not self.shard_count_known:
+            told.append("the number of shards is unknown")
+        if self.shards:
+            told.append(f"no closing event of {len(self.shards)} shards ({first_few(self.shards)})")
+        if self.slots:
+            count = sum(len(slots) for _, slots in self.slots)
+            named = first_few(f"{rank}/{slot}" for rank, slots in self.slots for slot in slots)
+            told.append(f"{count} slots are not whole (shard/slot {named})")
+        return "; ".join(told) or "nothing is missing"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,7 +18,11 @@ class Stats:
         stale: records of a superseded attempt.
         superseded: unfinished rollouts given up for a higher attempt.
         dropped: rollouts that the producer gave up.
+        evicted: rollouts with an incomplete dump whose records had to make room.
+        given_up: rollouts written as incomplete before their time, to make room.
         dead_letters: records that could not be used, by reason: decode, invalid, conflict, content, unusable.
+        lost_dead_letters: those of them that Kafka refused for good.
+        failed_metrics: metrics that could not be computed from what a rollout holds, by name.
         retries: failed tries of writing a dump or sending a result.
     """
 
@@ -31,5 +35,9 @@ class Stats:
     stale: int = 0
     superseded: int = 0
     dropped: int = 0
+    evicted: int = 0
+    given_up: int = 0
     dead_letters: Counter[str] = field(default_factory=Counter)
+    lost_dead_letters: int = 0
+    failed_metrics: Counter[str] = field(default_factory=Counter)
     retries: int = 0

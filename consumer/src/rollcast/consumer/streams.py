@@ -4,7 +4,7 @@ import re
 
 from rollcast.schemas import TRAIN_STREAM
 
-_POLICY_LOSS = re.compile(r"policy-loss/(\d{1,9})\Z")
+_POLICY_LOSS = re.compile(r"policy-loss/(0|[1-9][0-9]{0,8})\Z")
 
 
 def policy_loss_rank(stream: str) -> int | None:

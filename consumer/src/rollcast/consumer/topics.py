@@ -58,9 +58,9 @@ async def _connect(config: ConsumeConfig) -> Any:
 
 async def _ensure_topics(admin: Any, config: ConsumeConfig) -> None:
     topics = config.topics
+    settings = topics.settings()
     existing = set(await admin.list_topics())
-    wanted = [topics.records, topics.metrics, topics.dumps, topics.dead_letters]
-    missing = [name for name in wanted if name not in existing]
+    missing = [name for name in settings if name not in existing]
     if not missing:
         return
     if not config.create_topics:
@@ -68,14 +68,13 @@ async def _ensure_topics(admin: Any, config: ConsumeConfig) -> None:
             f"topics {', '.join(missing)} do not exist at {config.bootstrap_servers}; create them, let "
             "`rollcast consume` create them (--create-topics), or correct --topic-prefix"
         )
-    settings = {topics.records: {"compression.type": "producer"}, topics.metrics: {"cleanup.policy": "compact"}}
     response = await admin.create_topics(
         [
             NewTopic(
                 name,
                 num_partitions=config.partitions if name == topics.records else 1,
                 replication_factor=config.replication_factor,
-                topic_configs=settings.get(name, {}),
+                topic_configs=settings[name],
             )
             for name in missing
         ]

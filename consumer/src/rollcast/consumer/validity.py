@@ -37,6 +37,12 @@ def check_event(event: SamplePart | DpShard, limits: Limits) -> None:
             f"the closing event has {len(event.slot_digests)} slot digests for {event.sample_count} samples; "
             "it needs one for each, and one for the shard's own columns"
         )
+    if event.dropped_reason is None and len(event.part_counts) != len(event.slot_digests):
+        raise InvalidRecordError(
+            f"the closing event has {len(event.part_counts)} part counts for {len(event.slot_digests)} slot digests"
+        )
+    for count in event.part_counts:
+        _within("part_counts", count, 1, limits.max_parts)
 
 
 def _within(field: str, value: int, lowest: int, highest: int) -> None:

@@ -32,7 +32,7 @@ class BrokerConfig:
     start_timeout_s: float = 60.0
     """Seconds from the start of the process until it must answer clients."""
     properties: Mapping[str, str] = field(default_factory=dict)
-    """Further Kafka server properties; they win over Rollcast's own."""
+    """Further Kafka server properties; they win over Rollcast's own, but for listeners, quorum and folders."""
 
     def __post_init__(self) -> None:
         if self.port is not None and not 0 < self.port < 65536:

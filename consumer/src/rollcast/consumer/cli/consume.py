@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import signal
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from rollcast.consumer.daemon import Daemon
 
 _REPEAT_AFTER_S = 60.0
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+_log = logging.getLogger("rollcast.consumer")
 
 
 def consume(
@@ -57,10 +61,30 @@ def consume(
         shutdown_timeout_s=shutdown_timeout_s,
     )
     _configure_logging(log_level)
-    asyncio.run(_serve(config))
+    early = _EarlySignals()
+    _log.info("starting")
+    asyncio.run(_serve(config, early))
 
 
-async def _serve(config: ConsumeConfig) -> None:
+class _EarlySignals:
+    """Notes a signal to stop until the event loop takes over: loading torch takes seconds.
+
+    Attributes:
+        stop: whether one came.
+    """
+
+    def __init__(self) -> None:
+        self.stop = False
+        for number in _SIGNALS:
+            signal.signal(number, self._note)
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self.stop = True
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_DFL)
+
+
+async def _serve(config: ConsumeConfig, early: _EarlySignals) -> None:
     from rollcast.consumer.daemon import Daemon
 
     daemon = Daemon(config)
@@ -68,14 +92,17 @@ async def _serve(config: ConsumeConfig) -> None:
 
     def stop(number: signal.Signals) -> None:
         # From now on the default handler is in charge: a second signal ends the process.
-        for each in (signal.SIGTERM, signal.SIGINT):
+        for each in _SIGNALS:
             loop.remove_signal_handler(each)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        logging.getLogger("rollcast.consumer").info("%s: stopping", number.name)
+        _log.info("%s: stopping", number.name)
         daemon.shutdown()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _SIGNALS:
         loop.add_signal_handler(number, stop, number)
+    if early.stop:
+        _log.info("stopping before the start")
+        daemon.shutdown()
     trouble = asyncio.create_task(_show_kafka_trouble(daemon))
     try:
         await daemon.run()

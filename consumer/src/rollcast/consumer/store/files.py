@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 TEMP_SUFFIX = ".rollcast.tmp"
+LOCK_NAME = ".rollcast.lock"
 
 
 @contextlib.contextmanager
@@ -42,6 +43,17 @@ def write_durably(path: Path, write: Callable[[IO[bytes]], None]) -> None:
         settle(file)
         temporary.replace(path)
     sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Waits for the lock of a directory and holds it; it ends with the process that holds it.
+
+    The lock is a file of its own, which stays: some network file systems cannot lock a directory.
+    """
+    with (directory / LOCK_NAME).open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def settle(file: IO[bytes]) -> None:

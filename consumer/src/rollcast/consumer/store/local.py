@@ -12,6 +12,7 @@ from rollcast.consumer.errors import DumpFileError
 from rollcast.consumer.rollout import RolloutKey
 from rollcast.consumer.store.files import (
     HashingWriter,
+    locked,
     make_directory,
     settle,
     sweep,
@@ -36,6 +37,9 @@ class LocalDumpStore:
     report the new dump, and the next run writes both again. When a newer attempt replaces a dump, the older one stays
     as `<stem>.attempt-N.pt` with its manifest. An incomplete dump is `<stem>.incomplete.pt` and goes when the
     complete one has come.
+
+    What is there is judged under a lock of the folder, after the new file is whole: a daemon that was paused in a
+    write finds what another one has published meanwhile, and leaves it.
 
     Args:
         template: path with `{run_id}` and `{rollout_id}`.
@@ -69,19 +73,52 @@ class LocalDumpStore:
 
     def publish(self, dump: Dump) -> PublishedDump:
         """Writes the dump and its manifest; the same or a higher attempt that is there already is left as it is."""
+        if (better := self._better(dump)) is not None:
+            return better
+        path = self._path_of(dump)
+        make_directory(path.parent)
+        with temporary_beside(path) as (temporary, file):
+            writer = HashingWriter(file)
+            _save(dump, writer)
+            settle(file)
+            with locked(path.parent):
+                if (better := self._better(dump)) is not None:
+                    return better
+                return self._replace(path, dump, temporary, writer)
+
+    def _path_of(self, dump: Dump) -> Path:
+        path = self.path(dump.rollout.id.key)
+        return _beside(path, "incomplete") if dump.missing else path
+
+    def _better(self, dump: Dump) -> PublishedDump | None:
+        """Returns what is kept and must not be replaced by this dump."""
         rollout = dump.rollout.id
-        complete_path = self.path(rollout.key)
-        incomplete_path = _beside(complete_path, "incomplete")
         existing = self.published(rollout.key)
         if existing is not None and existing.manifest.id.attempt >= rollout.attempt:
             return existing
         if not dump.missing:
-            return _write(complete_path, dump, replaced=existing, obsolete=incomplete_path)
-        earlier = _usable_manifest(incomplete_path)
-        rank = (rollout.attempt, len(dump.payload["samples"]))
-        if earlier is not None and (earlier.id.attempt, earlier.samples) >= rank:
-            return PublishedDump(path=incomplete_path, manifest=earlier)
-        return _write(incomplete_path, dump)
+            return None
+        path = self._path_of(dump)
+        earlier = _usable_manifest(path)
+        if earlier is None or (earlier.id.attempt, earlier.samples) < (rollout.attempt, len(dump.payload["samples"])):
+            return None
+        return PublishedDump(path=path, manifest=earlier)
+
+    def _replace(self, path: Path, dump: Dump, temporary: Path, writer: HashingWriter) -> PublishedDump:
+        """Gives the written dump its name; the caller holds the folder's lock."""
+        rollout = dump.rollout.id
+        if not dump.missing:
+            if (replaced := self.published(rollout.key)) is not None:
+                _keep_aside(path, replaced.manifest.id.attempt)
+            temporary.replace(path)
+            # Before the manifest: a crash in between is repaired by the next run, which does all of it again.
+            _remove_obsolete(_beside(path, "incomplete"), rollout.attempt)
+        else:
+            temporary.replace(path)
+        sync_directory(path.parent)
+        manifest = manifest_of(dump, sha256=writer.sha256(), file_bytes=writer.size)
+        write_durably(manifest_path(path), lambda file: _write_text(file, manifest.to_json()))
+        return PublishedDump(path=path, manifest=manifest)
 
 
 def _usable_manifest(path: Path) -> Manifest | None:
@@ -92,29 +129,13 @@ def _usable_manifest(path: Path) -> Manifest | None:
         return None
 
 
-def _write(
-    path: Path, dump: Dump, *, replaced: PublishedDump | None = None, obsolete: Path | None = None
-) -> PublishedDump:
-    make_directory(path.parent)
-    with temporary_beside(path) as (temporary, file):
-        writer = HashingWriter(file)
-        try:
-            torch.save(dump.payload, writer)  # type: ignore[arg-type]  # torch needs only write() and flush()
-        except RuntimeError as exc:
-            if writer.error is None:
-                raise
-            raise writer.error from exc
-        settle(file)
-        if replaced is not None:
-            _keep_aside(path, replaced.manifest.id.attempt)
-        temporary.replace(path)
-    if obsolete is not None:
-        # Before the manifest: a crash in between is repaired by the next run, which does all of it again.
-        _remove_obsolete(obsolete, dump.rollout.id.attempt)
-    sync_directory(path.parent)
-    manifest = manifest_of(dump, sha256=writer.sha256(), file_bytes=writer.size)
-    write_durably(manifest_path(path), lambda file: _write_text(file, manifest.to_json()))
-    return PublishedDump(path=path, manifest=manifest)
+def _save(dump: Dump, writer: HashingWriter) -> None:
+    try:
+        torch.save(dump.payload, writer)  # type: ignore[arg-type]  # torch needs only write() and flush()
+    except RuntimeError as exc:
+        if writer.error is None:
+            raise
+        raise writer.error from exc
 
 
 def _write_text(file: IO[bytes], text: str) -> None:

@@ -1,0 +1,151 @@
+"""The daemon against hostile records and little memory: each costs itself, never the daemon."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+from fixtures.frames import ShardSource, events_of, frames_of
+from fixtures.installation import PART_BYTES, Installation, keyed, running, shards, until
+from rollcast.consumer.dump_file import load_dump
+from rollcast.schemas import DpShard, SamplePart, encode
+
+
+async def test_a_record_with_a_huge_key_is_a_dead_letter_and_the_daemon_goes_on(installed: Installation) -> None:
+    async with running(installed.config):
+        await installed.send([(b"k" * 990_000, b"garbage"), *keyed("run", 1, frames_of("run", 1, 1, shards(1)))])
+        (dead,) = await installed.dead_letters(1)
+        await installed.dumps(1)
+
+    assert dead.key == b"k" * 1024
+    assert dead.value == b"garbage"
+    installed.check("run", 1, shards(1))
+
+
+async def test_a_dead_letter_that_the_broker_refuses_is_counted_and_the_daemon_goes_on(
+    installed: Installation,
+) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=installed.config.bootstrap_servers)
+    await admin.start()
+    try:
+        topic = ConfigResource(
+            ConfigResourceType.TOPIC, installed.topics.dead_letters, configs={"max.message.bytes": "2000"}
+        )
+        await admin.alter_configs([topic])
+    finally:
+        await admin.close()
+    await installed.send([(b"x", b"small"), (b"x", b"long" * 2000)])
+    await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
+
+    async with running(installed.config) as daemon:
+        await installed.dumps(1)
+        await until(lambda: daemon.stats.lost_dead_letters == 1)
+        (dead,) = await installed.dead_letters(1)
+
+    assert dead.value == b"small"
+    assert daemon.stats.dead_letters == {"decode": 2}
+
+
+HOSTILE = {
+    "strings": ["no", "numbers", "here"],
+    "tensors of other lengths": [torch.zeros(1), torch.zeros(7), torch.zeros(0)],
+    "complex": [torch.zeros(2, dtype=torch.complex64)] * 3,
+    "wrong shapes": [torch.zeros(2, 2), torch.tensor(1.0), torch.zeros(0, 3)],
+    "bytes and bools": [torch.zeros(2, dtype=torch.uint8), torch.zeros(2, dtype=torch.bool), b"bytes"],
+    "huge": [torch.full((2,), 1e308, dtype=torch.float64), [2**63 - 1, -(2**63)], [1.0, float("nan")]],
+    "nested": [{"a": [torch.zeros(2)]}, (1, (2, 3)), [[1], [2]]],
+}
+
+
+@pytest.mark.parametrize("values", HOSTILE.values(), ids=HOSTILE)
+async def test_a_rollout_with_hostile_values_costs_metrics_and_not_the_dump(
+    installed: Installation, values: list[object]
+) -> None:
+    names = ("log_probs", "rollout_log_probs", "loss_masks", "entropy", "advantages", "rewards", "rollout_ids")
+    hostile = ShardSource(
+        rank=3, data_parallel_rank=0, rollout_data={"response_lengths": [2, 2, 2], **dict.fromkeys(names, values)}
+    )
+    async with running(installed.config) as daemon:
+        await installed.send(keyed("run", 1, frames_of("run", 1, 1, [hostile])))
+        (announced,) = await installed.dumps(1)
+        points = await installed.metrics(6)
+
+    assert announced.complete
+    assert len(points) == 6
+    assert daemon.stats.dumps == 1
+    installed.check("run", 1, [hostile])
+
+
+async def test_a_record_that_comes_after_the_incomplete_dump_replaces_it_by_the_complete_one(
+    installed: Installation,
+) -> None:
+    config = replace(installed.config, incomplete_after_s=0.5)
+    *most, last = keyed("run", 1, frames_of("run", 1, 1, shards(1), max_part_bytes=PART_BYTES))
+    async with running(config) as daemon:
+        await installed.send(most)
+        await installed.dumps(1)
+        await until(lambda: daemon.stats.incomplete_dumps == 1)
+        await installed.send([last])
+        first, second = await installed.dumps(2)
+
+    assert (first.complete, second.complete) == (False, True)
+    installed.check("run", 1, shards(1))
+    assert [path.name for path in (installed.folder / "run").glob("*.pt")] == ["1.pt"]
+
+
+async def test_when_memory_is_full_the_oldest_rollout_is_written_incomplete_and_the_rest_goes_on(
+    installed: Installation, caplog: pytest.LogCaptureFixture
+) -> None:
+    one, two, three = (
+        keyed("run", 1, frames_of("run", 1, rollout_id, shards(rollout_id), max_part_bytes=PART_BYTES))
+        for rollout_id in (1, 2, 3)
+    )
+    size = sum(len(frame or b"") for _, frame in one)
+    # Room for one rollout and some of another; all in one partition, one after the other.
+    config = replace(installed.config, max_resident_bytes=int(1.7 * size))
+    async with running(config) as daemon:
+        await installed.send([*one[:-1], *two, *three])
+        announced = await installed.dumps(3)
+        await until(lambda: daemon.stats.dumps == 2)
+
+    assert {(dump.rollout_id, dump.complete) for dump in announced} == {(1, False), (2, True), (3, True)}
+    assert daemon.stats.given_up == 1
+    assert daemon.stats.evicted == 1
+    assert "to make room" in caplog.text
+    for rollout_id in (2, 3):
+        installed.check("run", rollout_id, shards(rollout_id))
+    async with running(installed.config) as daemon:
+        await installed.send(keyed("run", 1, frames_of("run", 1, 4, shards(4))))
+        await installed.dumps(4)
+        assert daemon.stats.records == len(frames_of("run", 1, 4, shards(4)))
+
+
+async def test_what_the_log_says_of_a_record_is_bounded(
+    installed: Installation, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "rollcast.consumer")
+    config = replace(installed.config, incomplete_after_s=0.5)
+    events = list(events_of("run", 1, 1, shards(1)))
+    closing = next(event for event in events if isinstance(event, DpShard))
+    part = next(event for event in events if isinstance(event, SamplePart))
+    dropped = replace(closing, rollout_id=2, dropped_reason="x" * 100_000, slot_digests=(), part_counts=())
+    many = replace(
+        closing,
+        rollout_id=3,
+        data_parallel_size=60_000,
+        sample_count=20_000,
+        slot_digests=closing.slot_digests[:1] * 20_001,
+        part_counts=(1,) * 20_001,
+    )
+    twice = replace(part, rollout_id=4, part_count=1, columns=(replace(part.columns[0], name="n" * 50_000),) * 2)
+    sent: list[DpShard | SamplePart] = [dropped, many, twice]
+    async with running(config) as daemon:
+        await installed.send(keyed("run", 1, map(encode, sent)))
+        await until(lambda: daemon.stats.incomplete_dumps == 2 and daemon.stats.dropped == 1)
+        await until(lambda: daemon.stats.dead_letters["content"] == 1)
+
+    assert max(len(record.getMessage()) for record in caplog.records) < 1200
+    assert len(load_dump(installed.folder / "run" / "3.incomplete.pt")["samples"]) == 0
