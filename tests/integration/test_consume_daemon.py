@@ -318,6 +318,21 @@ async def test_a_broker_that_is_killed_and_comes_back_costs_nothing(own_broker: 
     made.check("run", 1, shards(1))
 
 
+@pytest.mark.parametrize("away_s", [0.5, 2.5])
+async def test_shutdown_while_the_broker_is_away_is_graceful(
+    own_broker: JvmBroker, tmp_path: Path, away_s: float
+) -> None:
+    daemon = Daemon(installation(own_broker.bootstrap_servers, tmp_path).config)
+    running = asyncio.create_task(daemon.run())
+    await daemon.ready.wait()
+    await asyncio.to_thread(own_broker.kill)
+    # The client's reaction to the loss is what may stand in the way; it has no event to wait for.
+    await asyncio.sleep(away_s)
+    daemon.shutdown()
+    async with asyncio.timeout(40):
+        await running
+
+
 async def test_shutdown_before_the_start_ends_the_run_at_once(tmp_path: Path) -> None:
     daemon = Daemon(installation("127.0.0.1:1", tmp_path).config)
     daemon.shutdown()

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -315,12 +315,16 @@ async def _start(outputs: Outputs, positions: Positions, consumer: Any) -> None:
     await consumer.start()
 
 
-async def _close(what: str, close: Callable[[], Awaitable[None]]) -> None:
-    try:
-        async with asyncio.timeout(_CLOSE_TIMEOUT_S):
-            await close()
-    except (KafkaError, OSError) as exc:
-        _log.warning("the %s could not be closed in order: %r", what, exc)
+async def _close(what: str, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    # A task of its own: with the brokers away aiokafka lets its own CancelledError through, which is not ours.
+    closing = asyncio.create_task(close())
+    await asyncio.wait({closing}, timeout=_CLOSE_TIMEOUT_S)
+    if not closing.done():
+        closing.cancel()
+        _log.warning("the %s could not be closed within %g s", what, _CLOSE_TIMEOUT_S)
+    elif closing.cancelled() or closing.exception() is not None:
+        problem = "cancelled" if closing.cancelled() else repr(closing.exception())
+        _log.warning("the %s could not be closed in order: %s", what, problem)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
