@@ -102,7 +102,7 @@ def _share() -> dict[str, Any]:
 
 def _await_empty(spool: SpoolFolder) -> None:
     dist.barrier()
-    while spool.bundles() or list(spool.path.glob("*/.*")):
+    while spool.bundles() or list(spool.path.glob("*/.*-a*")):
         time.sleep(0.1)
     # Until the background threads have mapped what came back to the pool.
     time.sleep(1.2)
