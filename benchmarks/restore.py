@@ -5,7 +5,6 @@ byte buckets, and in place into the spool's file. Run it with `make bench`.
 """
 
 import json
-import os
 import sys
 import tempfile
 import threading
@@ -17,6 +16,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from folders import shared, tmpfs
 
 from fixtures.ranks import Grid, run_ranks
 from rollcast.producer import (
@@ -61,13 +61,13 @@ def main() -> None:
 def measure() -> dict[str, dict[str, float]]:
     """Measures every way on this rank."""
     data = _share()
-    with tempfile.TemporaryDirectory(dir=_fastest_folder()) as folder:
+    with tempfile.TemporaryDirectory(dir=tmpfs()) as folder:
         results = {"per tensor": _measured(lambda _: _per_tensor(data))}
         for way, restore in (("bucketed", "gather"), ("in place", "in_place")):
             publisher = Publisher(
                 PublisherConfig(
                     run_id=restore,
-                    spool_dir=_shared(Path(folder) / restore),
+                    spool_dir=shared(Path(folder) / restore),
                     bootstrap_servers="127.0.0.1:1",
                     start_shipper=False,
                     context_parallel_restore=restore,
@@ -154,17 +154,6 @@ def _anonymous_bytes() -> int:
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
     raise RuntimeError("/proc/self/status has no RssAnon; this benchmark needs Linux")
-
-
-def _fastest_folder() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  # tmpfs, as the README recommends
-
-
-def _shared(own: Path) -> Path:
-    """Returns rank 0's folder on every rank."""
-    holder = [str(own)]
-    dist.broadcast_object_list(holder, src=0)
-    return Path(holder[0])
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ rollout to a real Kafka before the next one is published, as it does when rollou
 """
 
 import json
-import os
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from folders import shared, tmpfs
 
 from fixtures.ranks import Grid, run_ranks
 from rollcast.consumer.broker import running_broker
@@ -57,8 +57,8 @@ def measure(bootstrap_servers: str) -> dict[str, float]:
     """Measures every way on this rank."""
     layout = current_layout()
     data = _share()
-    with tempfile.TemporaryDirectory(dir=_tmpfs()) as fast, tempfile.TemporaryDirectory() as disk:
-        fast_folder, disk_folder = _shared(Path(fast)), _shared(Path(disk))
+    with tempfile.TemporaryDirectory(dir=tmpfs()) as fast, tempfile.TemporaryDirectory() as disk:
+        fast_folder, disk_folder = shared(Path(fast)), shared(Path(disk))
         shard = torch.empty(SAMPLES * (len(FIELDS) * RESPONSE * 4 + (PROMPT + RESPONSE) * 8), dtype=torch.uint8)
         shard.fill_(1)
         target = torch.ones_like(shard)
@@ -117,17 +117,6 @@ def _median(way: Callable[[int], Any], rounds: int, between: Callable[[], None] 
         way(turn)
         seconds.append(time.perf_counter() - started)
     return sorted(seconds[WARM_UP:])[rounds // 2]
-
-
-def _tmpfs() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None  # noqa: S108  # tmpfs, as the README recommends
-
-
-def _shared(own: Path) -> Path:
-    """Returns rank 0's folder on every rank."""
-    holder = [str(own)]
-    dist.broadcast_object_list(holder, src=0)
-    return Path(holder[0])
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from rollcast.schemas.parts import content_digest, pack_large_values, split
 
 
 @dataclass(frozen=True, slots=True)
-class CutSlot:
+class SlotFrames:
     """One slot, ready to send.
 
     Attributes:
@@ -22,7 +22,7 @@ class CutSlot:
     frames: list[bytes]
 
 
-def cut(bundle: Bundle, max_part_bytes: int) -> Iterator[CutSlot]:
+def cut(bundle: Bundle, max_part_bytes: int) -> Iterator[SlotFrames]:
     """Yields each slot of a bundle in order; one slot's parts are in memory at a time.
 
     Raises:
@@ -36,4 +36,4 @@ def cut(bundle: Bundle, max_part_bytes: int) -> Iterator[CutSlot]:
         except (KeyError, ValueError, TypeError) as exc:
             # What a damaged bundle says of itself need not make sense.
             raise ContractError(f"slot {slot.slot} cannot be cut: {exc!r}") from exc
-        yield CutSlot(digest, frames)
+        yield SlotFrames(digest, frames)
