@@ -1,5 +1,6 @@
 """From the spool to a real Kafka: what is committed arrives, whatever dies on the way."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -98,6 +99,31 @@ async def test_a_publisher_starts_its_shipper_and_close_waits_for_delivery(
     assert publisher.close(60)
     events = await read_until(broker.bootstrap_servers, f"{prefix}.records", _closed(0))
     assert not differences(payload_in(events, 0), _direct(0))
+
+
+async def test_a_shipper_for_another_address_does_not_keep_the_run_from_the_right_one(
+    broker: Broker, tmp_path: Path, prefix: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def publisher(bootstrap_servers: str) -> Publisher:
+        return Publisher(
+            PublisherConfig(
+                run_id="run", spool_dir=str(tmp_path), bootstrap_servers=bootstrap_servers, topic_prefix=prefix
+            )
+        )
+
+    wrong = publisher("127.0.0.1:1")
+    wrong.publish(0, _shard(0))
+    log = tmp_path / "shipper.log"
+    async with asyncio.timeout(60):
+        while not log.exists() or "does not take records" not in log.read_text():
+            await asyncio.sleep(0.1)
+    assert not wrong.close(0.1)
+    assert "1 bundles of run 'run' wait" in caplog.text
+    assert "127.0.0.1:1 does not take records" in caplog.text
+    right = publisher(broker.bootstrap_servers)
+    right.publish(1, _shard(1))
+    assert right.close(60)
+    await read_until(broker.bootstrap_servers, f"{prefix}.records", _closed(0, 1))
 
 
 async def test_a_broker_killed_in_mid_bundle_loses_nothing(own_broker: JvmBroker, tmp_path: Path, prefix: str) -> None:
@@ -204,7 +230,7 @@ def test_without_a_broker_bundles_wait_and_sigterm_ends_the_shipper_within_its_b
 
 
 def test_a_spool_has_one_shipper(tmp_path: Path) -> None:
-    lock = SpoolFolder(tmp_path).try_own()
+    lock = SpoolFolder(tmp_path).try_own(None)
     assert lock is not None
     with lock, _shipper(tmp_path, "127.0.0.1:1", "none") as second:
         assert second.stderr is not None

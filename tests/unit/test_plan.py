@@ -125,6 +125,7 @@ def test_the_records_hold_no_reference_to_the_trainers_memory() -> None:
         ({"deep": [torch.zeros([1] * 65)] * 7}, "'deep' has 65 dimensions"),
         ({"partition": [0]}, "'partition' has 1 entries for 7 samples"),
         ({"response_lengths": None}, "no 'response_lengths' column"),
+        ({"total_lengths": [1] * 7}, "response_length 6 is not within total_length 1"),
         ({"total_lengths": None}, "'total_lengths' is absent"),
         ({"entropy": [torch.zeros(99)] * 7}, "this rank .context-parallel 1 of 2. holds"),
     ],

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollcast.producer.context_parallel import ContextLayout
+from rollcast.producer.destination import check_bootstrap_servers, destination_of
 from rollcast.producer.errors import ProducerError
 from rollcast.schemas.limits import DEFAULT_MAX_PART_BYTES
 from rollcast.schemas.parts import MIN_PART_BYTES
@@ -32,7 +33,7 @@ class PublisherConfig:
     """
 
     run_id: str
-    spool_dir: Path
+    spool_dir: Path | str
     bootstrap_servers: str
     topic_prefix: str = "rollcast"
     attempt: int | None = None
@@ -50,8 +51,7 @@ class PublisherConfig:
         """Refuses values that cannot work."""
         check_run_id(self.run_id)
         Topics(self.topic_prefix)
-        if not self.bootstrap_servers:
-            raise ProducerError("PublisherConfig.bootstrap_servers is empty; give Kafka's address as host:port")
+        check_bootstrap_servers(self.bootstrap_servers)
         if self.max_part_bytes < MIN_PART_BYTES:
             raise ProducerError(
                 f"PublisherConfig.max_part_bytes is {self.max_part_bytes}; it must be at least {MIN_PART_BYTES}"
@@ -71,3 +71,8 @@ class PublisherConfig:
         for name in ("max_spool_bytes", "gather_bucket_bytes", "control_timeout_s", "commit_timeout_s"):
             if getattr(self, name) <= 0:
                 raise ProducerError(f"PublisherConfig.{name} is {getattr(self, name)}; it must be positive")
+
+    @property
+    def destination(self) -> str:
+        """Names where the run's records go, so that one spool can serve several."""
+        return destination_of(self.bootstrap_servers, self.topic_prefix)

@@ -123,6 +123,7 @@ def spans_by_rank(
     Raises:
         RolloutDataError: lengths that contradict each other.
     """
+    _check_response(total_length, response_length)
     if cp_size == 1:
         return (((0, response_length),),)
     first = total_length - response_length - 1
@@ -136,7 +137,6 @@ def _logit_ranges(
     layout: ContextLayout, rank: int, size: int, total: int, response: int, max_seq_len: int | None
 ) -> tuple[Span, ...]:
     if layout is ContextLayout.CONTIGUOUS:
-        _check_response(total, response)
         chunk = -(-total // size)
         return (_clip(rank * chunk, (rank + 1) * chunk, total - response - 1, total - 1),)
     qkv_format = "bshd" if layout is ContextLayout.ZIGZAG_BSHD else "thd"

@@ -179,7 +179,8 @@ def _spans_of_slots(
     data: Mapping[str, Any], count: int, cp_size: int, context_layout: ContextLayout
 ) -> list[_SpansByRank]:
     responses = check_lengths(data, "response_lengths", count)
-    if cp_size == 1:
+    if cp_size == 1 and data.get("total_lengths") is None:
+        # Without context parallelism a rank holds the whole response, however long the prompt is.
         return [spans_by_rank(context_layout, 1, response, response) for response in responses]
     totals = check_lengths(data, "total_lengths", count)
     padded: list[int | None] = [None] * count

@@ -19,7 +19,7 @@ from rollcast.producer.errors import ControlError, ProducerError, RolloutDataErr
 from rollcast.producer.parallel import current_layout
 from rollcast.producer.plan import ShardPlan, make_plan
 from rollcast.producer.session import Session, alone, open_session
-from rollcast.producer.shipper.launch import ShipperLauncher
+from rollcast.producer.shipper.launch import LOG_NAME, ShipperLauncher
 from rollcast.producer.spool.folder import BundleName
 from rollcast.producer.spool.write import BundleWriter
 from rollcast.schemas.errors import ContractError
@@ -149,14 +149,31 @@ class Publisher:
         atexit.unregister(self._flush_at_exit)
         self._trainer_lock.close()
         self._disabled, self._everybody_off = "the publisher is closed", True
-        return finished and drained and not self._session.set_aside()
+        delivered = finished and drained and not self._session.set_aside()
+        if not delivered:
+            self._tell_what_waits(timeout_s)
+        return delivered
+
+    def _tell_what_waits(self, timeout_s: float) -> None:
+        spool = self._session.spool
+        said = f"; its log {spool.path / LOG_NAME} ends with: {self._launcher.last_words()}" if self._launcher else ""
+        _log.warning(
+            "after %g s, %d bundles of run %r wait in %s for Kafka at %s; rollcast-ship goes on%s",
+            timeout_s,
+            len(spool.bundles_of(self._config.run_id)),
+            self._config.run_id,
+            spool.path,
+            self._config.bootstrap_servers,
+            said,
+        )
 
     def _start(self, session: Session) -> None:
         config = self._config
         session.spool.sweep_unfinished(config.run_id, session.attempt)
         self._trainer_lock = session.spool.register_trainer()
-        launcher = ShipperLauncher(session.spool, config) if config.start_shipper else None
-        self._committer = Committer(session, launcher)
+        session.spool.set_destination(config.run_id, config.destination)
+        self._launcher = ShipperLauncher(session.spool, config) if config.start_shipper else None
+        self._committer = Committer(session, self._launcher)
         atexit.register(self._flush_at_exit)
 
     def _guarded(self, work: Callable[[], PublishResult], what: str) -> PublishResult:
@@ -240,6 +257,8 @@ class Publisher:
                 raise ProducerError(self._disabled)
             if name.rollout_id < 0:
                 raise RolloutDataError("rollout_id must be an integer from 0 to 2**63 - 1")
+            if not isinstance(rollout_data, Mapping):
+                raise RolloutDataError(f"rollout_data is a {type(rollout_data).__name__}; it must be a mapping")
             if name.rollout_id in self._seen:
                 raise RolloutDataError(f"rollout {name.rollout_id} was published before in this attempt")
             context_layout = ContextLayout(self._config.context_parallel_layout)

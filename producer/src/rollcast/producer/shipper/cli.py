@@ -33,12 +33,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             bootstrap_servers=options.bootstrap,
             topics=Topics(options.topic_prefix),
             max_part_bytes=options.max_part_bytes,
+            only_matching_runs=options.only_matching_runs,
             stop_with_trainers=options.stop_with_trainers,
         )
         if not config.spool_dir.is_dir():
             raise ShipperError(f"spool {config.spool_dir} is no folder; give the spool_dir of the publisher")
         spool = SpoolFolder(config.spool_dir)
-        lock = _own(spool)
+        lock = _own(spool, config.destination)
         if lock is None:
             print(f"spool {config.spool_dir} already has a shipper", file=sys.stderr)  # noqa: T201  # a command's output
             return 0
@@ -59,15 +60,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--topic-prefix", default="rollcast", help="first part of the topic names")
     parser.add_argument("--max-part-bytes", type=int, default=DEFAULT_MAX_PART_BYTES, help="largest record")
     parser.add_argument(
+        "--only-matching-runs", action="store_true", help="ship only runs published for this address and prefix"
+    )
+    parser.add_argument(
         "--stop-with-trainers", action="store_true", help="end once the spool is empty and no trainer uses it"
     )
     return parser
 
 
-def _own(spool: SpoolFolder) -> IO[bytes] | None:
+def _own(spool: SpoolFolder, destination: str | None) -> IO[bytes] | None:
     # A writer that looks for a shipper holds the lock for an instant; that must not pass for one.
     for _ in range(_OWN_TRIES):
-        if (lock := spool.try_own()) is not None:
+        if (lock := spool.try_own(destination)) is not None:
             return lock
         time.sleep(_OWN_PAUSE_S)
     return None

@@ -1,6 +1,5 @@
 """Starts the shipper beside the trainer, and starts it again when it dies."""
 
-import contextlib
 import logging
 import os
 import sys
@@ -28,7 +27,11 @@ class ShipperLauncher:
 
     def tend(self) -> None:
         """Starts a shipper where none owns the spool; with growing pauses where it keeps dying."""
-        if self._is_running() or time.monotonic() < self._next_start or self._spool.has_shipper():
+        if (
+            self._is_running()
+            or time.monotonic() < self._next_start
+            or self._spool.has_shipper(self._config.destination)
+        ):
             return
         self._next_start = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
@@ -40,6 +43,7 @@ class ShipperLauncher:
             f"--bootstrap={self._config.bootstrap_servers}",
             f"--topic-prefix={self._config.topic_prefix}",
             f"--max-part-bytes={self._config.max_part_bytes}",
+            "--only-matching-runs",
             "--stop-with-trainers",
         ]
         self._started_at = time.monotonic()
@@ -74,10 +78,16 @@ class ShipperLauncher:
             self._report(os.waitstatus_to_exitcode(status))
         return not ended
 
+    def last_words(self) -> str:
+        """Returns the last line of the shipper's log."""
+        try:
+            lines = (self._spool.path / LOG_NAME).read_text(errors="replace").strip().splitlines()
+        except OSError:
+            lines = []
+        return lines[-1][:500] if lines else "nothing"
+
     def _report(self, status: int) -> None:
         if status:
-            with contextlib.suppress(OSError):
-                last = (self._spool.path / LOG_NAME).read_text(errors="replace").strip().rpartition("\n")[2]
-                _log.error("rollcast-ship ended with status %d: %s", status, last[:500])
+            _log.error("rollcast-ship ended with status %d: %s", status, self.last_words())
         if time.monotonic() - self._started_at > _MAX_PAUSE_S:
             self._pause_s = _FIRST_PAUSE_S

@@ -12,7 +12,7 @@ from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.cut import cut
 from rollcast.producer.shipper.delivery import Delivery
 from rollcast.producer.shipper.topic import prepare_topic
-from rollcast.producer.spool.folder import SpoolFolder
+from rollcast.producer.spool.folder import BundleName, SpoolFolder
 from rollcast.producer.spool.read import Bundle, read_bundle
 from rollcast.schemas.errors import ContractError
 from rollcast.schemas.events import DpShard
@@ -62,7 +62,7 @@ class Shipper:
     async def _work(self) -> None:
         pause_s = _FIRST_PAUSE_S
         while not self._finished():
-            bundles = await asyncio.to_thread(self._spool.bundles)
+            bundles = await asyncio.to_thread(self._bundles)
             if not bundles:
                 # Looking, not inotify: it must work on every file system that containers share.
                 await asyncio.sleep(_LOOK_EVERY_S)
@@ -74,7 +74,7 @@ class Shipper:
                         if not await self._ship_all(delivery, [path for _, path in bundles], limit):
                             raise OSError("no bundle can be read now")
                         pause_s = _FIRST_PAUSE_S
-                        bundles = await asyncio.to_thread(self._spool.bundles)
+                        bundles = await asyncio.to_thread(self._bundles)
             except MessageSizeTooLargeError:
                 # The bundle is cut smaller next time; the client object is used up.
                 continue
@@ -89,9 +89,12 @@ class Shipper:
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, self._config.retry_max_s)
 
+    def _bundles(self) -> list[tuple[BundleName, Path]]:
+        return self._spool.bundles(self._config.destination)
+
     def _finished(self) -> bool:
         # The order matters: a trainer that commits its last bundle and leaves must not be missed.
-        return self._config.stop_with_trainers and not self._spool.has_trainers() and not self._spool.bundles()
+        return self._config.stop_with_trainers and not self._spool.has_trainers() and not self._bundles()
 
     async def _ship_all(self, delivery: Delivery, paths: list[Path], limit: int) -> int:
         """Returns how many bundles have left the spool; those that cannot be read now stay."""

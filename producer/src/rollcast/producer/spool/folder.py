@@ -1,8 +1,9 @@
 """Names and places in the spool folder.
 
-<spool>/.shipper.lock            held by the one shipper of the spool
+<spool>/.shipper-<hash>.lock      held by the one shipper for a destination; without hash: for all of them
 <spool>/.trainers.lock           held, shared, by every live writer
 <spool>/.host-token              tells whether two ranks see the same folder
+<spool>/<run>/.destination       Kafka address and topic prefix that the run is published for
 <spool>/<run>/<bundle>/          a committed bundle
 <spool>/<run>/.<bundle>.filling/ a bundle that its peers are filling
 <spool>/<run>/.<bundle>.marking/ the mark of a dropped rollout, in the making
@@ -12,6 +13,7 @@
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import shutil
@@ -25,6 +27,7 @@ from rollcast.producer.spool.read import TENSORS_NAME
 from rollcast.schemas.topics import file_name_for
 
 _NAME = re.compile(r"([0-9]+)-a([0-9]+)-((?:dp|loss)[0-9]+)\Z")
+_DESTINATION = ".destination"
 _FILLING, _MARKING, _LEAVING = ".filling", ".marking", ".leaving"
 
 
@@ -59,8 +62,8 @@ class SpoolFolder:
         SpoolError: the folder cannot be made or written.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path | str) -> None:
+        self.path = path = Path(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
             (path / ".host-token").touch()
@@ -91,12 +94,20 @@ class SpoolFolder:
         """Returns where the mark of a dropped rollout is made; not where peers may still be giving up the bundle."""
         return self.path / file_name_for(run_id) / f".{name}{_MARKING}"
 
-    def bundles(self) -> list[tuple[BundleName, Path]]:
-        """Returns the committed bundles of all runs, in rollout order."""
+    def set_destination(self, run_id: str, destination: str) -> None:
+        """Notes where the bundles of a run are to go; the latest start of the run decides."""
+        folder = self.path / file_name_for(run_id)
+        folder.mkdir(exist_ok=True)
+        temporary = folder / f".destination-{os.getpid()}"
+        temporary.write_text(destination)
+        temporary.rename(folder / _DESTINATION)
+
+    def bundles(self, destination: str | None = None) -> list[tuple[BundleName, Path]]:
+        """Returns the committed bundles in rollout order, of all runs or of those with a destination."""
         found: list[tuple[BundleName, Path]] = []
         with contextlib.suppress(FileNotFoundError):
             for run in self.path.iterdir():
-                if run.is_dir() and not run.name.startswith("."):
+                if run.is_dir() and not run.name.startswith(".") and destination in (None, _destination_of(run)):
                     found.extend(
                         (name, entry) for entry in run.iterdir() if (name := BundleName.parse(entry.name)) is not None
                     )
@@ -161,13 +172,17 @@ class SpoolFolder:
         entries = (self.path / ".poison" / file_name_for(run_id)).glob("*")
         return [name for entry in entries if (name := BundleName.parse(entry.name)) is not None]
 
-    def try_own(self) -> IO[bytes] | None:
-        """Becomes the spool's shipper: returns the open lock file to keep, or None where there is one already."""
-        return _lock(self.path / ".shipper.lock", fcntl.LOCK_EX)
+    def try_own(self, destination: str | None) -> IO[bytes] | None:
+        """Becomes the shipper for a destination, or for all: returns the lock file to keep, None where there is one."""
+        return _lock(self._shipper_lock(destination), fcntl.LOCK_EX)
 
-    def has_shipper(self) -> bool:
-        """Tells whether a shipper owns the spool."""
-        return not _lockable(self.path / ".shipper.lock")
+    def has_shipper(self, destination: str) -> bool:
+        """Tells whether a shipper takes care of a destination."""
+        return not all(_lockable(self._shipper_lock(which)) for which in (destination, None))
+
+    def _shipper_lock(self, destination: str | None) -> Path:
+        suffix = "" if destination is None else f"-{hashlib.sha256(destination.encode()).hexdigest()[:16]}"
+        return self.path / f".shipper{suffix}.lock"
 
     def register_trainer(self) -> IO[bytes]:
         """Marks this process as a live writer for as long as the returned file is open."""
@@ -181,6 +196,12 @@ class SpoolFolder:
     def has_trainers(self) -> bool:
         """Tells whether a writer of this spool is alive."""
         return not _lockable(self.path / ".trainers.lock")
+
+
+def _destination_of(run: Path) -> str | None:
+    with contextlib.suppress(FileNotFoundError):
+        return (run / _DESTINATION).read_text()
+    return None
 
 
 def _lock(path: Path, operation: int) -> IO[bytes] | None:
