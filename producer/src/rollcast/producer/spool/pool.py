@@ -61,8 +61,10 @@ class TensorPool:
             descriptor = os.open(target, os.O_RDWR | os.O_CREAT, 0o644)
             try:
                 os.ftruncate(descriptor, size)
-                # Without a reservation a full disk would show as SIGBUS in the middle of a copy.
-                os.posix_fallocate(descriptor, 0, size)
+                # Without a reservation a full disk would show as SIGBUS in the middle of a copy. A file without a hole
+                # has it, and to reserve it again takes as long as half a copy.
+                if size and os.lseek(descriptor, 0, os.SEEK_HOLE) < size:
+                    os.posix_fallocate(descriptor, 0, size)
             finally:
                 os.close(descriptor)
 
