@@ -30,7 +30,7 @@ def test_the_template_names_rollout_and_rank(tmp_path: Path) -> None:
 
 def test_a_template_without_the_rollout_is_refused(tmp_path: Path) -> None:
     args = SimpleNamespace(save_debug_train_data=str(tmp_path / "dump.pt"))
-    with pytest.raises(ProducerError, match="without {rollout_id} each rollout would overwrite"):
+    with pytest.raises(ProducerError, match=r"without \{rollout_id\} each rollout would overwrite"):
         save_debug_train_data(args, rollout_id=0, rollout_data=whole_shard(0, 0, 1))
 
 
