@@ -22,6 +22,7 @@ from rollcast.consumer.broker import (
     BrokerConfig,
     BrokerExitedError,
     BrokerStartError,
+    DataFolderTakenError,
     JarDownloadError,
     JavaNotFoundError,
     JvmBroker,
@@ -191,6 +192,22 @@ def test_a_taken_port_is_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(PortTakenError, match=f"port {port} on 127.0.0.1 is taken by another process"):
             JvmBroker(BrokerConfig(data_dir=tmp_path, port=port)).start()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_data_folder_in_use_is_one_sentence_and_nothing_in_it_is_changed(own_broker: JvmBroker) -> None:
+    folder = own_broker.log_path.parent
+    settings = (folder / "server.properties").read_bytes()
+    names = sorted(folder.iterdir())
+    second = JvmBroker(BrokerConfig(data_dir=folder))
+    with pytest.raises(DataFolderTakenError, match=f"{folder} is in use by another broker; stop that one"):
+        second.start()
+    second.stop()
+    assert (folder / "server.properties").read_bytes() == settings
+    assert sorted(folder.iterdir()) == names
+    assert own_broker.log_path.read_text().count("Kafka version") == 1
+    own_broker.stop()
+    with second:
+        assert second.pid is not None
 
 
 def test_a_broker_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> None:

@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 from rollcast.consumer.broker._config import BrokerConfig
 from rollcast.consumer.broker._container import ContainerBroker
 from rollcast.consumer.broker._jvm import JvmBroker
-from rollcast.consumer.broker.errors import BrokerError, ContainerUnavailableError, NoBrokerError, PortTakenError
+from rollcast.consumer.broker.errors import (
+    BrokerError,
+    ContainerUnavailableError,
+    DataFolderTakenError,
+    NoBrokerError,
+    PortTakenError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,6 +82,7 @@ def running_broker(
     Raises:
         NoBrokerError: No way works; the message has each way, why it failed, and what to do.
         PortTakenError: Somebody else listens on the port in `config`.
+        DataFolderTakenError: Another broker keeps its records in the folder in `config`.
     """
     named = os.environ.get(BOOTSTRAP_VARIABLE)
     if named:
@@ -99,7 +106,7 @@ def _start_own(config: BrokerConfig, report: Callable[[str], None]) -> Container
     jvm = JvmBroker(config, report=report)
     try:
         jvm.start()
-    except PortTakenError:
+    except (PortTakenError, DataFolderTakenError):
         raise
     except BrokerError as error:
         attempts = [
