@@ -208,7 +208,7 @@ class JvmBroker:
 
     @contextlib.contextmanager
     def _locked_folder(self) -> Iterator[int]:
-        """Makes the data folder and yields the descriptor of its lock, which a JVM that inherits it holds until it ends.
+        """Makes the data folder and yields the descriptor of its lock; a JVM that inherits it holds it until it ends.
 
         Raises:
             DataFolderTakenError: Another broker holds it.
@@ -265,7 +265,10 @@ class JvmBroker:
             raise self._start_error(f"Kafka's storage tool did not end within {error.timeout:g} s") from None
 
     def _launch(self, command: list[str], lock: int) -> subprocess.Popen[bytes]:
-        """Starts the JVM, which inherits the descriptor `lock`, and its guard, each in a session of its own: Ctrl-C reaches only this process."""
+        """Starts the JVM and its guard, each in a session of its own: Ctrl-C reaches only this process.
+
+        The JVM inherits the descriptor `lock`.
+        """
         temporary = "" if self._config.data_dir is not None else str(self._folder())
         with self.log_path.open("ab") as log:
             self._process = process = subprocess.Popen(
