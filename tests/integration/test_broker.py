@@ -177,13 +177,23 @@ def test_the_command_prints_its_address_and_stops_when_told(number: signal.Signa
     assert alive == []
 
 
-def test_the_command_only_names_a_broker_that_is_not_its_own() -> None:
-    environment = {**os.environ, "ROLLCAST_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+def test_the_command_only_names_a_broker_that_is_not_its_own(broker: Broker) -> None:
+    environment = {**os.environ, "ROLLCAST_BOOTSTRAP_SERVERS": f"127.0.0.1:1,{broker.bootstrap_servers}"}
     done = subprocess.run(COMMAND, env=environment, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0
     address, explanation = done.stdout.splitlines()
-    assert address == "127.0.0.1:1"
+    assert address == f"127.0.0.1:1,{broker.bootstrap_servers}"
     assert "not started or stopped here" in explanation
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "no address", "127.0.0.1:99999"])
+def test_a_named_broker_that_does_not_answer_is_one_sentence(address: str) -> None:
+    environment = {**os.environ, "ROLLCAST_BOOTSTRAP_SERVERS": address}
+    done = subprocess.run(COMMAND, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert f"nothing answers at {address}, which ROLLCAST_BOOTSTRAP_SERVERS names" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_taken_port_is_one_sentence(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The `rollcast` command: one sentence for each trouble, and what a person sees."""
 
 import asyncio
+import hashlib
 import io
 import os
 import pickle
@@ -8,7 +9,7 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -23,8 +24,13 @@ from fixtures.topic import read_until
 from rollcast.consumer.broker import Broker
 from rollcast.consumer.cli import main
 from rollcast.consumer.cli.command import app
+from rollcast.consumer.metrics import Metric, compute_metrics
+from rollcast.consumer.rollout import Missing, OffsetSpan, RolloutId
+from rollcast.consumer.store import Manifest
+from rollcast.consumer.store.manifest import manifest_path
 from rollcast.schemas import build_dump_payload, record_key
 
+NOTHING_MISSING = Missing()
 NOBODY = "127.0.0.1:9"
 CONSUME = ["--bootstrap", NOBODY, "--dump-path", "{run_id}/{rollout_id}.pt"]
 
@@ -104,6 +110,80 @@ def test_inspect_shows_a_dump_whose_manifest_is_broken(
     shown = capsys.readouterr().out.replace("\n", "")
     assert "log_probs" in shown
     assert "a.pt.manifest.json is not used: not a manifest" in shown
+
+
+def write_manifest(path: Path, *metrics: Metric, missing: Missing = NOTHING_MISSING) -> Manifest:
+    """Writes the manifest of the dump as it stands."""
+    manifest = Manifest(
+        id=RolloutId("run", 0, 4),
+        shards=1,
+        samples=2,
+        parts=3,
+        duplicates=0,
+        replaced_values=0,
+        raw_bytes=100,
+        wire_bytes=50,
+        offsets=(OffsetSpan(0, 1, 3),),
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        file_bytes=path.stat().st_size,
+        written_at_ms=0,
+        metrics=metrics,
+        missing=missing,
+    )
+    manifest_path(path).write_text(manifest.to_json())
+    return manifest
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda content: content[:-1], "does not match its manifest: it has "),
+        (lambda content: content.replace(b"samples", b"sample5"), "does not match its manifest: its SHA-256 is "),
+    ],
+)
+def test_a_dump_that_does_not_match_its_manifest_is_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[[bytes], bytes],
+    sentence: str,
+) -> None:
+    path = Path(dump_file(tmp_path / "a.pt"))
+    write_manifest(path)
+    path.write_bytes(change(path.read_bytes()))
+
+    assert command(monkeypatch, "inspect", str(path)) == 2
+    assert f"{path} {sentence}" in one_sentence(capsys)
+
+
+def test_inspect_breaks_neither_metric_names_nor_the_digest_on_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    path = Path(dump_file(tmp_path / "a.pt"))
+    metrics = compute_metrics(torch.load(path, weights_only=True)["samples"])
+    manifest = write_manifest(path, *metrics, missing=Missing(shards=(1,)))
+
+    assert command(monkeypatch, "inspect", str(path)) == 0
+    shown = capsys.readouterr().out
+    assert manifest.sha256 in shown
+    assert [metric.name for metric in metrics if f" {metric.name} " not in shown] == []
+    assert "no closing event of 1 shards" in shown
+    assert "Missing(" not in shown
+
+
+def test_inspect_of_a_policy_loss_call_shows_only_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rank_2_call_7.pt"
+    torch.save({"loss": torch.tensor(1.0), "rank": 2, "call": 7, "samples": [{"advantages": torch.zeros(3)}]}, path)
+    write_manifest(path)
+
+    assert command(monkeypatch, "inspect", str(path)) == 0
+    shown = capsys.readouterr().out
+    assert "policy-loss call" in shown
+    for absent in ("format version", "None", "metrics", "data-parallel shards"):
+        assert absent not in shown
 
 
 def bytes_of(value: object) -> bytes:
@@ -199,7 +279,7 @@ def test_a_torch_file_of_something_else_is_one_sentence(
         (["--bootstrap", NOBODY, "--dump-path", "{run_id}.pt"], "has no {rollout_id}"),
         (["--bootstrap", NOBODY, "--dump-path", "{rollout_id}.pt"], "has no {run_id}"),
         (["--bootstrap", "a:b", "--dump-path", "{tmp}/{run_id}/{rollout_id}.pt"], "bootstrap_servers is 'a:b'"),
-        (["--bootstrap", NOBODY, "--dump-path", "/proc/none/{run_id}/{rollout_id}.pt"], "dumps cannot be kept at"),
+        (["--bootstrap", NOBODY, "--dump-path", "/proc/none/{run_id}/{rollout_id}.pt"], "another one with --dump-path"),
         (
             ["--bootstrap", NOBODY, "--dump-path", "{tmp}/{run_id}/{rollout_id}.pt"],
             f"no Kafka broker answers at {NOBODY}",
@@ -209,8 +289,8 @@ def test_a_torch_file_of_something_else_is_one_sentence(
             "topic prefix 'a b'",
         ),
         (
-            ["--bootstrap", NOBODY, "--dump-path", "{run_id}/{rollout_id}.pt", "--incomplete-after-s", "0"],
-            "incomplete_after_s",
+            ["--bootstrap", NOBODY, "--dump-path", "{run_id}/{rollout_id}.pt", "--incomplete-after-s", "-1"],
+            "incomplete_after_s (--incomplete-after-s) is -1.0; it must be above 0",
         ),
     ],
 )

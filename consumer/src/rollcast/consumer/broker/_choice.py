@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 from rollcast.consumer.broker._config import BrokerConfig
 from rollcast.consumer.broker._container import ContainerBroker
 from rollcast.consumer.broker._jvm import JvmBroker
+from rollcast.consumer.broker._ports import kafka_answers
 from rollcast.consumer.broker.errors import (
     BrokerError,
     ContainerUnavailableError,
@@ -62,8 +63,17 @@ class ExternalBroker:
         """What this broker is, in words."""
         return f"the broker named in {BOOTSTRAP_VARIABLE}"
 
+    def answers(self) -> bool:
+        """Whether a Kafka answers at one of the addresses; blocks for a few seconds at most for each."""
+        return any(_answers(address.strip()) for address in self.bootstrap_servers.split(","))
+
     def wait(self) -> None:
         """Returns at once: the end of somebody else's broker is not ours to watch."""
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return port.isdecimal() and int(port) < 65536 and kafka_answers(int(port), host.strip("[]"))
 
 
 @contextmanager
