@@ -159,8 +159,6 @@ def _manifest(manifest: "Manifest") -> "Table":
 
 def _metrics(metrics: "Sequence[Metric]") -> "Table":
     """Returns the table; columns of what was left out only where something was, to fit in 80 columns of text."""
-    from rich.box import SIMPLE
-
     headers = ["name", "per rollout", "per token", "rollouts", "tokens"]
     left_out = {
         header: counts
@@ -171,7 +169,7 @@ def _metrics(metrics: "Sequence[Metric]") -> "Table":
         if any(counts)
     }
     table = _table("metrics", *headers, *left_out)
-    table.box, table.columns[0].no_wrap = SIMPLE, True
+    table.box, table.pad_edge, table.collapse_padding, table.columns[0].no_wrap = None, False, True, True
     for index, metric in enumerate(metrics):
         means = ("-" if mean is None else f"{mean:.6g}" for mean in (metric.per_rollout_mean, metric.per_token_mean))
         counts = (each[index] for each in left_out.values())
