@@ -22,6 +22,7 @@ from rollcast.consumer.broker import (
     BrokerConfig,
     BrokerExitedError,
     BrokerStartError,
+    DataFolderTakenError,
     JarDownloadError,
     JavaNotFoundError,
     JvmBroker,
@@ -176,13 +177,23 @@ def test_the_command_prints_its_address_and_stops_when_told(number: signal.Signa
     assert alive == []
 
 
-def test_the_command_only_names_a_broker_that_is_not_its_own() -> None:
-    environment = {**os.environ, "ROLLCAST_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
+def test_the_command_only_names_a_broker_that_is_not_its_own(broker: Broker) -> None:
+    environment = {**os.environ, "ROLLCAST_BOOTSTRAP_SERVERS": f"127.0.0.1:1,{broker.bootstrap_servers}"}
     done = subprocess.run(COMMAND, env=environment, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0
     address, explanation = done.stdout.splitlines()
-    assert address == "127.0.0.1:1"
+    assert address == f"127.0.0.1:1,{broker.bootstrap_servers}"
     assert "not started or stopped here" in explanation
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "no address", "127.0.0.1:99999"])
+def test_a_named_broker_that_does_not_answer_is_one_sentence(address: str) -> None:
+    environment = {**os.environ, "ROLLCAST_BOOTSTRAP_SERVERS": address}
+    done = subprocess.run(COMMAND, env=environment, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert f"nothing answers at {address}, which ROLLCAST_BOOTSTRAP_SERVERS names" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_taken_port_is_one_sentence(tmp_path: Path) -> None:
@@ -191,6 +202,22 @@ def test_a_taken_port_is_one_sentence(tmp_path: Path) -> None:
         with pytest.raises(PortTakenError, match=f"port {port} on 127.0.0.1 is taken by another process"):
             JvmBroker(BrokerConfig(data_dir=tmp_path, port=port)).start()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_data_folder_in_use_is_one_sentence_and_nothing_in_it_is_changed(own_broker: JvmBroker) -> None:
+    folder = own_broker.log_path.parent
+    settings = (folder / "server.properties").read_bytes()
+    names = sorted(folder.iterdir())
+    second = JvmBroker(BrokerConfig(data_dir=folder))
+    with pytest.raises(DataFolderTakenError, match=f"{folder} is in use by another broker; stop that one"):
+        second.start()
+    second.stop()
+    assert (folder / "server.properties").read_bytes() == settings
+    assert sorted(folder.iterdir()) == names
+    assert own_broker.log_path.read_text().count("Kafka version") == 1
+    own_broker.stop()
+    with second:
+        assert second.pid is not None
 
 
 def test_a_broker_that_cannot_start_shows_the_end_of_its_log(tmp_path: Path) -> None:

@@ -1,24 +1,38 @@
 """The `rollcast` command: one sentence for each trouble, and what a person sees."""
 
 import asyncio
+import hashlib
+import io
 import os
+import pickle
 import signal
+import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 import torch
 from aiokafka import AIOKafkaProducer
+from typer.core import TyperGroup
+from typer.main import get_command
 
 from fixtures.frames import ShardSource, frames_of
 from fixtures.topic import read_until
 from rollcast.consumer.broker import Broker
 from rollcast.consumer.cli import main
+from rollcast.consumer.cli.command import app
+from rollcast.consumer.metrics import Metric, compute_metrics
+from rollcast.consumer.rollout import Missing, OffsetSpan, RolloutId
+from rollcast.consumer.store import Manifest
+from rollcast.consumer.store.manifest import manifest_path
 from rollcast.schemas import build_dump_payload, record_key
 
+NOTHING_MISSING = Missing()
 NOBODY = "127.0.0.1:9"
+CONSUME = ["--bootstrap", NOBODY, "--dump-path", "{run_id}/{rollout_id}.pt"]
 
 
 def shard(value: float = 0.5) -> ShardSource:
@@ -71,6 +85,7 @@ def test_different_dumps_are_told_by_sample_and_field(
     assert command(monkeypatch, "diff", a, b) == 1
     assert "samples[0] log_probs: 1 of 2 elements differ, first at [0]: 0.5 against 0.75" in capsys.readouterr().out
     assert command(monkeypatch, "diff", a, b, "--atol", "0.3") == 0
+    assert capsys.readouterr().out == "equal within rtol 0, atol 0.3: 2 samples\n"
 
 
 def test_inspect_shows_rollout_columns_and_layout(
@@ -97,13 +112,107 @@ def test_inspect_shows_a_dump_whose_manifest_is_broken(
     assert "a.pt.manifest.json is not used: not a manifest" in shown
 
 
-@pytest.mark.parametrize("content", [None, b"", b"garbage", b"PK\x03\x04 cut"])
+def write_manifest(path: Path, *metrics: Metric, missing: Missing = NOTHING_MISSING) -> Manifest:
+    """Writes the manifest of the dump as it stands."""
+    manifest = Manifest(
+        id=RolloutId("run", 0, 4),
+        shards=1,
+        samples=2,
+        parts=3,
+        duplicates=0,
+        replaced_values=0,
+        raw_bytes=100,
+        wire_bytes=50,
+        offsets=(OffsetSpan(0, 1, 3),),
+        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
+        file_bytes=path.stat().st_size,
+        written_at_ms=0,
+        metrics=metrics,
+        missing=missing,
+    )
+    manifest_path(path).write_text(manifest.to_json())
+    return manifest
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (lambda content: content[:-1], "does not match its manifest: it has "),
+        (lambda content: content.replace(b"samples", b"sample5"), "does not match its manifest: its SHA-256 is "),
+    ],
+)
+def test_a_dump_that_does_not_match_its_manifest_is_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[[bytes], bytes],
+    sentence: str,
+) -> None:
+    path = Path(dump_file(tmp_path / "a.pt"))
+    write_manifest(path)
+    path.write_bytes(change(path.read_bytes()))
+
+    assert command(monkeypatch, "inspect", str(path)) == 2
+    assert f"{path} {sentence}" in one_sentence(capsys)
+
+
+def test_inspect_breaks_neither_metric_names_nor_the_digest_on_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    path = Path(dump_file(tmp_path / "a.pt"))
+    metrics = compute_metrics(torch.load(path, weights_only=True)["samples"])
+    manifest = write_manifest(path, *metrics, missing=Missing(shards=(1,)))
+
+    assert command(monkeypatch, "inspect", str(path)) == 0
+    shown = capsys.readouterr().out
+    assert manifest.sha256 in shown
+    assert [metric.name for metric in metrics if metric.name not in shown] == []
+    assert "rollouts" in shown
+    assert "missing" in shown.rpartition("metrics")[2]
+    assert "no closing event of 1 shards" in shown
+    assert "Missing(" not in shown
+
+
+def test_inspect_of_a_policy_loss_call_shows_only_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "rank_2_call_7.pt"
+    torch.save({"loss": torch.tensor(1.0), "rank": 2, "call": 7, "samples": [{"advantages": torch.zeros(3)}]}, path)
+    write_manifest(path)
+
+    assert command(monkeypatch, "inspect", str(path)) == 0
+    shown = capsys.readouterr().out
+    assert "policy-loss call" in shown
+    for absent in ("format version", "None", "metrics", "data-parallel shards"):
+        assert absent not in shown
+
+
+def bytes_of(value: object) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"", "is not a torch file"),
+        (b"garbage", "is not a torch file"),
+        (pickle.dumps({"samples": []}), "is not a torch file"),
+        (b"PK\x03\x04 cut", "is cut short"),
+        (bytes_of({"samples": [torch.arange(1000)]})[:2000], "is cut short"),
+        (bytes_of({"samples": [Path("/")]}), "holds objects that a dump may not hold; it was not loaded"),
+    ],
+)
 @pytest.mark.parametrize("subcommand", [("inspect",), ("diff", "{file}")])
 def test_a_file_that_is_no_dump_is_one_sentence(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     content: bytes | None,
+    sentence: str,
     subcommand: Sequence[str],
 ) -> None:
     path = tmp_path / "bad.pt"
@@ -111,7 +220,50 @@ def test_a_file_that_is_no_dump_is_one_sentence(
         path.write_bytes(content)
 
     assert command(monkeypatch, *(part.format(file=path) for part in subcommand), str(path)) == 2
-    assert f"{path} cannot be read as a dump" in one_sentence(capsys)
+    told = one_sentence(capsys)
+    assert f"{path} {sentence}" in told
+    assert "weights_only" not in told
+
+
+@pytest.mark.parametrize(
+    ("hidden", "arguments", "sentence"),
+    [
+        ("typer", ["diff"], "rollcast diff needs typer: pip install 'rollcast[consumer]'"),
+        ("typer", [], "rollcast needs typer: pip install 'rollcast[consumer]'"),
+        ("typer", ["broker"], "rollcast broker needs typer: pip install 'rollcast[broker]'"),
+        ("torch", ["inspect", "a.pt"], "rollcast inspect needs torch: pip install 'rollcast[consumer]'"),
+        ("torch", ["diff", "a.pt", "b.pt"], "rollcast diff needs torch: pip install 'rollcast[consumer]'"),
+        ("rich", ["inspect", "a.pt"], "rollcast inspect needs rich: pip install 'rollcast[consumer]'"),
+        ("torch", ["consume", *CONSUME], "rollcast consume needs torch: pip install 'rollcast[consumer]'"),
+        ("aiokafka", ["consume", *CONSUME], "rollcast consume needs aiokafka: pip install 'rollcast[consumer]'"),
+    ],
+)
+def test_a_missing_extra_is_one_sentence(hidden: str, arguments: Sequence[str], sentence: str) -> None:
+    program = f"import sys; sys.modules[{hidden!r}] = None; from rollcast.consumer.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == sentence
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("subcommand", ["consume", "inspect", "diff", "broker"])
+def test_help_has_every_option_whole_on_80_columns(
+    subcommand: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    of_app = get_command(app)
+    assert isinstance(of_app, TyperGroup)
+    names = [name for parameter in of_app.commands[subcommand].params for name in parameter.opts]
+
+    assert command(monkeypatch, subcommand, "--help") == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert [name for name in names if name.startswith("--") and name not in shown] == []
+
+
+def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"rollcast {version('rollcast')}\n"
 
 
 def test_a_torch_file_of_something_else_is_one_sentence(
@@ -129,7 +281,7 @@ def test_a_torch_file_of_something_else_is_one_sentence(
         (["--bootstrap", NOBODY, "--dump-path", "{run_id}.pt"], "has no {rollout_id}"),
         (["--bootstrap", NOBODY, "--dump-path", "{rollout_id}.pt"], "has no {run_id}"),
         (["--bootstrap", "a:b", "--dump-path", "{tmp}/{run_id}/{rollout_id}.pt"], "bootstrap_servers is 'a:b'"),
-        (["--bootstrap", NOBODY, "--dump-path", "/proc/none/{run_id}/{rollout_id}.pt"], "dumps cannot be kept at"),
+        (["--bootstrap", NOBODY, "--dump-path", "/proc/none/{run_id}/{rollout_id}.pt"], "another one with --dump-path"),
         (
             ["--bootstrap", NOBODY, "--dump-path", "{tmp}/{run_id}/{rollout_id}.pt"],
             f"no Kafka broker answers at {NOBODY}",
@@ -139,8 +291,8 @@ def test_a_torch_file_of_something_else_is_one_sentence(
             "topic prefix 'a b'",
         ),
         (
-            ["--bootstrap", NOBODY, "--dump-path", "{run_id}/{rollout_id}.pt", "--incomplete-after-s", "0"],
-            "incomplete_after_s",
+            ["--bootstrap", NOBODY, "--dump-path", "{run_id}/{rollout_id}.pt", "--incomplete-after-s", "-1"],
+            "incomplete_after_s (--incomplete-after-s) is -1.0; it must be above 0",
         ),
     ],
 )

@@ -5,6 +5,18 @@ from dataclasses import dataclass, field
 from rollcast.consumer.errors import ConsumeConfigError
 from rollcast.schemas import DEFAULT_LIMITS, Limits, Topics
 
+_OPTIONS = {
+    "bootstrap_servers": "--bootstrap",
+    "dump_path": "--dump-path",
+    "group_id": "--group",
+    "partitions": "--partitions",
+    "replication_factor": "--replication-factor",
+    "incomplete_after_s": "--incomplete-after-s",
+    "max_resident_bytes": "--max-resident-bytes",
+    "connect_timeout_s": "--connect-timeout-s",
+    "shutdown_timeout_s": "--shutdown-timeout-s",
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConsumeConfig:
@@ -47,7 +59,7 @@ class ConsumeConfig:
         """Refuses values that cannot work."""
         for name in ("bootstrap_servers", "dump_path", "group_id"):
             if not getattr(self, name):
-                raise ConsumeConfigError(f"{name} is empty; give it a value")
+                raise ConsumeConfigError(f"{_named(name)} is empty; give it a value")
         positive = (
             "partitions",
             "replication_factor",
@@ -60,4 +72,9 @@ class ConsumeConfig:
         )
         for name in positive:
             if not getattr(self, name) > 0:
-                raise ConsumeConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
+                raise ConsumeConfigError(f"{_named(name)} is {getattr(self, name)}; it must be above 0")
+
+
+def _named(name: str) -> str:
+    """Returns the field with the option of `rollcast consume` that sets it, if there is one."""
+    return f"{name} ({_OPTIONS[name]})" if name in _OPTIONS else name

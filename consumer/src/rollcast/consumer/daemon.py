@@ -92,7 +92,10 @@ class Daemon:
         try:
             await asyncio.to_thread(self._store.open)
         except OSError as exc:
-            raise ConsumeConfigError(f"dumps cannot be kept at {self._config.dump_path!r}: {exc}") from exc
+            raise ConsumeConfigError(
+                f"dumps cannot be kept at {self._config.dump_path!r}: {exc}; make that folder writable, or give "
+                "another one with --dump-path"
+            ) from exc
         if not await self._unless_stopping(prepare_topics(self._config)):
             return
         decode_pool = ThreadPoolExecutor(1, "rollcast-decode")

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 from rollcast.consumer.broker._config import BrokerConfig
 from rollcast.consumer.broker._container import ContainerBroker
 from rollcast.consumer.broker._jvm import JvmBroker
-from rollcast.consumer.broker.errors import BrokerError, ContainerUnavailableError, NoBrokerError, PortTakenError
+from rollcast.consumer.broker._ports import kafka_answers
+from rollcast.consumer.broker.errors import (
+    BrokerError,
+    ContainerUnavailableError,
+    DataFolderTakenError,
+    NoBrokerError,
+    PortTakenError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,8 +63,17 @@ class ExternalBroker:
         """What this broker is, in words."""
         return f"the broker named in {BOOTSTRAP_VARIABLE}"
 
+    def answers(self) -> bool:
+        """Whether a Kafka answers at one of the addresses; blocks for a few seconds at most for each."""
+        return any(_answers(address.strip()) for address in self.bootstrap_servers.split(","))
+
     def wait(self) -> None:
         """Returns at once: the end of somebody else's broker is not ours to watch."""
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    return port.isdecimal() and int(port) < 65536 and kafka_answers(int(port), host.strip("[]"))
 
 
 @contextmanager
@@ -76,6 +92,7 @@ def running_broker(
     Raises:
         NoBrokerError: No way works; the message has each way, why it failed, and what to do.
         PortTakenError: Somebody else listens on the port in `config`.
+        DataFolderTakenError: Another broker keeps its records in the folder in `config`.
     """
     named = os.environ.get(BOOTSTRAP_VARIABLE)
     if named:
@@ -99,7 +116,7 @@ def _start_own(config: BrokerConfig, report: Callable[[str], None]) -> Container
     jvm = JvmBroker(config, report=report)
     try:
         jvm.start()
-    except PortTakenError:
+    except (PortTakenError, DataFolderTakenError):
         raise
     except BrokerError as error:
         attempts = [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import base64
+import contextlib
+import fcntl
 import logging
 import os
 import shutil
@@ -23,12 +25,13 @@ from rollcast.consumer.broker.errors import (
     BrokerError,
     BrokerExitedError,
     BrokerStartError,
+    DataFolderTakenError,
     PortTakenError,
     with_log,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import TracebackType
     from typing import Self
 
@@ -37,6 +40,7 @@ _DEFAULT_CONFIG: Final = BrokerConfig()
 _STOP_TIMEOUT_S: Final = 20.0
 _PROBE_INTERVAL_S: Final = 0.1
 _LAST_LINES: Final = 15
+_LOCK_NAME: Final = "broker.lock"
 _GUARD: Final = Path(__file__).with_name("_guard.py")
 
 # C1 code alone and the serial collector: half the start time on two cores, and a Kafka that mostly moves bytes
@@ -137,6 +141,7 @@ class JvmBroker:
             BrokerExtraMissingError: Kafka's jars are not in the cache and `jgo` is not installed.
             JarDownloadError: They cannot be fetched.
             PortTakenError: Somebody else listens on the port.
+            DataFolderTakenError: Another broker keeps its records in the data folder; nothing in it was changed.
             BrokerStartError: Kafka ended, or did not answer within `start_timeout_s`.
             BrokerError: The data folder cannot be written.
         """
@@ -148,10 +153,11 @@ class JvmBroker:
         java = [str(find_java()), f"-Xmx{self._config.heap_mb}m", *_JVM_OPTIONS]
         java += ["-cp", os.pathsep.join(str(jar) for jar in kafka_jars(self._report))]
         try:
-            port = self._write_settings()
-            self._report(f"Starting {self.description}; its log is {self.log_path}")
-            self._format_storage(java)
-            process = self._launch([*java, "kafka.Kafka", "server.properties"])
+            with self._locked_folder() as lock:
+                port = self._write_settings()
+                self._report(f"Starting {self.description}; its log is {self.log_path}")
+                self._format_storage(java)
+                process = self._launch([*java, "kafka.Kafka", "server.properties"], lock)
             self._await_answer(process, port)
         except OSError as error:
             folder = self._data_dir
@@ -200,12 +206,27 @@ class JvmBroker:
             raise BrokerError("this broker has no data folder while it is stopped; call start()")
         return self._data_dir
 
-    def _write_settings(self) -> int:
-        """Makes the data folder with Kafka's settings; returns the port for clients."""
+    @contextlib.contextmanager
+    def _locked_folder(self) -> Iterator[int]:
+        """Makes the data folder and yields the descriptor of its lock; a JVM that inherits it holds it until it ends.
+
+        Raises:
+            DataFolderTakenError: Another broker holds it.
+        """
         if self._data_dir is None:
             self._data_dir = Path(tempfile.mkdtemp(prefix="rollcast-broker-"))
         self._data_dir = self._data_dir.absolute()
         self._data_dir.mkdir(parents=True, exist_ok=True)
+        with (self._data_dir / _LOCK_NAME).open("ab") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise DataFolderTakenError(self._data_dir) from None
+            yield file.fileno()
+
+    def _write_settings(self) -> int:
+        """Writes Kafka's settings into the data folder; returns the port for clients."""
+        folder = self._folder()
         controller_port, own_port = free_ports(2)
         self._port = port = self._port or own_port
         properties = single_node_properties(self._config)
@@ -217,8 +238,8 @@ class JvmBroker:
             "log.dirs": "kafka",
         }
         lines = (f"{name}={value}\n" for name, value in properties.items())
-        (self._data_dir / "server.properties").write_text("".join(lines), "utf-8")
-        (self._data_dir / "log4j2.properties").write_text(_LOG4J2_PROPERTIES, "ascii")
+        (folder / "server.properties").write_text("".join(lines), "utf-8")
+        (folder / "log4j2.properties").write_text(_LOG4J2_PROPERTIES, "ascii")
         return port
 
     def _format_storage(self, java: list[str]) -> None:
@@ -243,8 +264,11 @@ class JvmBroker:
         except subprocess.TimeoutExpired as error:
             raise self._start_error(f"Kafka's storage tool did not end within {error.timeout:g} s") from None
 
-    def _launch(self, command: list[str]) -> subprocess.Popen[bytes]:
-        """Starts the JVM and its guard, each in a session of its own: Ctrl-C reaches only this process."""
+    def _launch(self, command: list[str], lock: int) -> subprocess.Popen[bytes]:
+        """Starts the JVM and its guard, each in a session of its own: Ctrl-C reaches only this process.
+
+        The JVM inherits the descriptor `lock`.
+        """
         temporary = "" if self._config.data_dir is not None else str(self._folder())
         with self.log_path.open("ab") as log:
             self._process = process = subprocess.Popen(
@@ -254,6 +278,7 @@ class JvmBroker:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                pass_fds=[lock],
             )
             self._starter_pid = os.getpid()
             atexit.register(self._stop_at_exit)

@@ -44,8 +44,8 @@ def free_ports(count: int) -> list[int]:
     return ports
 
 
-def kafka_answers(port: int) -> bool:
-    """Whether the Kafka on this loopback port lists a live broker in its answer to a metadata request.
+def kafka_answers(port: int, host: str = LOOPBACK) -> bool:
+    """Whether the Kafka on this port lists a live broker in its answer to a metadata request.
 
     Written by hand because the caller may be inside a running event loop, where asyncio clients cannot be
     driven, and because the `broker` extra has no Kafka client. Request and answer are those of Metadata
@@ -53,7 +53,7 @@ def kafka_answers(port: int) -> bool:
     """
     body = struct.pack(">hhihi", _METADATA, _METADATA_VERSION, _CORRELATION, -1, 0)
     try:
-        with socket.create_connection((LOOPBACK, port), timeout=_PROBE_TIMEOUT_S) as connection:
+        with socket.create_connection((host, port), timeout=_PROBE_TIMEOUT_S) as connection:
             connection.sendall(struct.pack(">i", len(body)) + body)
             with connection.makefile("rb") as answer:
                 head = answer.read(12)

@@ -68,6 +68,20 @@ class PortTakenError(BrokerError):
         self.port = port
 
 
+class DataFolderTakenError(BrokerError):
+    """Another broker that runs keeps its records in the data folder.
+
+    Attributes:
+        folder: The data folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            f"the data folder {folder} is in use by another broker; stop that one, or choose another folder"
+        )
+        self.folder = folder
+
+
 class BrokerStartError(BrokerError):
     """The broker's process did not come to the point where it answers clients.
 

@@ -1,33 +1,22 @@
-"""The `rollcast` command."""
+"""The `rollcast` command, as far as it works with no extra installed: it says which one is missing."""
 
 import os
 import sys
 
-import typer
-
-from rollcast.consumer.cli.broker import broker
-from rollcast.consumer.cli.consume import consume
-from rollcast.consumer.cli.diff import diff
-from rollcast.consumer.cli.inspect import inspect
 from rollcast.consumer.errors import ConsumerError, ShutdownTimeoutError
 from rollcast.schemas import ContractError
 
-__all__ = ["app", "main"]
+__all__ = ["main"]
 
-app = typer.Typer(
-    name="rollcast",
-    help="Streams RL training records through Apache Kafka into verified train dumps and mismatch metrics.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-for command in (consume, inspect, diff, broker):
-    app.command()(command)
+_OF_EXTRAS = ("aiokafka", "cramjam", "rich", "torch", "typer")
+_SUBCOMMANDS = ("consume", "inspect", "diff", "broker")
 
 
 def main() -> None:
-    """Runs the command; an error of ours is one sentence on stderr, and exit status 2."""
+    """Runs the command; an error of ours and a missing extra are one sentence on stderr, and exit status 2."""
     try:
+        from rollcast.consumer.cli.command import app
+
         app()
     except (ConsumerError, ContractError) as exc:
         print(f"rollcast: {exc}", file=sys.stderr)  # noqa: T201 - the command's own output
@@ -36,3 +25,17 @@ def main() -> None:
             sys.stderr.flush()
             os._exit(2)
         sys.exit(2)
+    except ModuleNotFoundError as exc:
+        package = (exc.name or "").partition(".")[0]
+        if package not in _OF_EXTRAS:
+            raise
+        print(_missing(package, sys.argv[1:]), file=sys.stderr)  # noqa: T201 - the command's own output
+        sys.exit(2)
+
+
+def _missing(package: str, arguments: list[str]) -> str:
+    """Returns what is missing for the command that these arguments call, and the remedy."""
+    subcommand = arguments[0] if arguments and arguments[0] in _SUBCOMMANDS else None
+    extra = "broker" if subcommand == "broker" else "consumer"
+    name = f"rollcast {subcommand}" if subcommand else "rollcast"
+    return f"{name} needs {package}: pip install 'rollcast[{extra}]'"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from rollcast.consumer.broker import BOOTSTRAP_VARIABLE, BrokerConfig, BrokerError, running_broker
+from rollcast.consumer.broker import BOOTSTRAP_VARIABLE, BrokerConfig, BrokerError, ExternalBroker, running_broker
 
 if TYPE_CHECKING:
     from types import FrameType
@@ -34,6 +34,11 @@ def broker(
     try:
         config = BrokerConfig(port=port, data_dir=data_dir, heap_mb=heap_mb)
         with running_broker(config, report=_report) as running:
+            if isinstance(running, ExternalBroker) and not running.answers():
+                raise BrokerError(
+                    f"nothing answers at {running.bootstrap_servers}, which {BOOTSTRAP_VARIABLE} names; start that "
+                    "broker, or unset the variable to get one here"
+                )
             typer.echo(running.bootstrap_servers)
             if running.kind == "external":
                 typer.echo(f"This is {running.description}; it is used as it is, not started or stopped here.")
@@ -47,7 +52,7 @@ def broker(
         _report("Stopped.")
     except BrokerError as error:
         _report(f"rollcast broker: {error}")
-        raise typer.Exit(1) from None
+        raise typer.Exit(2) from None
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:

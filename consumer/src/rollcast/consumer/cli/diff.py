@@ -21,7 +21,8 @@ def diff(
     left, right = load_dump(a), load_dump(b)
     found = differences(left, right, rtol=rtol, atol=atol, limit=max_differences + 1)
     if not found:
-        typer.echo(f"equal: {len(left['samples'])} samples")
+        within = f" within rtol {rtol:g}, atol {atol:g}" if rtol or atol else ""
+        typer.echo(f"equal{within}: {len(left['samples'])} samples")
         return
     for difference in found[:max_differences]:
         typer.echo(str(difference))

@@ -7,31 +7,50 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.table import Table
 
+    from rollcast.consumer.metrics import Metric
     from rollcast.consumer.store import Manifest
+
+_HEAD = {"format_version": "format version", "rollout_id": "rollout", "call": "policy-loss call", "rank": "rank"}
 
 
 def inspect(file: Annotated[Path, typer.Argument(help="A dump, .pt.")]) -> None:
     """Show what is in a dump: rollout, samples, columns, layout, manifest."""
     from rich.console import Console
+    from rich.text import Text
 
-    from rollcast.consumer.dump_file import load_dump
+    from rollcast.consumer.dump_file import check_against, load_dump
+
+    manifest, problem = _manifest_of(file)
+    if manifest is not None:
+        check_against(file, manifest)
+    payload = load_dump(file)
+    console = Console()
+    console.print(_overview(file, payload), _columns(payload["samples"]))
+    if shards := payload.get("dp_shards"):
+        console.print(_layout(shards))
+    if manifest is None:
+        console.print(problem, markup=False, soft_wrap=True)
+        return
+    console.print(_manifest(manifest))
+    # Beside the table, which would fold it on a terminal of 80 columns.
+    console.print(Text(f"SHA-256 {manifest.sha256}, as the file has it"), soft_wrap=True)
+    if manifest.metrics:
+        console.print(_metrics(manifest.metrics))
+
+
+def _manifest_of(file: Path) -> tuple["Manifest | None", str]:
+    """Returns the manifest of the dump; else None and why there is none."""
     from rollcast.consumer.errors import DumpFileError
     from rollcast.consumer.store.manifest import manifest_path, read_manifest
 
-    payload = load_dump(file)
-    console = Console()
-    console.print(_overview(file, payload), _columns(payload["samples"]), _layout(payload.get("dp_shards") or []))
     try:
-        manifest = read_manifest(file)
+        return read_manifest(file), "No manifest beside it."
     except DumpFileError as exc:
-        console.print(f"{manifest_path(file)} is not used: {exc}", markup=False, soft_wrap=True)
-        return
-    if manifest is None:
-        console.print("No manifest beside it.")
-    else:
-        console.print(_manifest(manifest), _metrics(manifest))
+        return None, f"{manifest_path(file)} is not used: {exc}"
 
 
 def _table(title: str, *headers: str) -> "Table":
@@ -51,13 +70,14 @@ def _row(table: "Table", *cells: object) -> None:
 
 def _overview(file: Path, payload: dict[str, Any]) -> "Table":
     table = _table(str(file))
-    _row(table, "format version", payload.get("format_version"))
-    _row(table, "rollout", payload.get("rollout_id"))
-    _row(table, "writer rank", payload.get("rank"))
+    for name, label in _HEAD.items():
+        if name in payload:
+            _row(table, label, payload[name])
     _row(table, "samples", len(payload["samples"]))
     _row(table, "file bytes", file.stat().st_size)
-    for name in payload.keys() - {"format_version", "rollout_id", "rank", "samples", "dp_shards"}:
-        _row(table, name, _kind(payload[name]))
+    for name, value in payload.items():
+        if name not in {*_HEAD, "samples", "dp_shards"}:
+            _row(table, name, _kind(value))
     return table
 
 
@@ -129,7 +149,6 @@ def _manifest(manifest: "Manifest") -> "Table":
         "raw bytes": manifest.raw_bytes,
         "wire bytes": manifest.wire_bytes,
         "offsets": ", ".join(f"{span.partition}: {span.first}..{span.last}" for span in manifest.offsets),
-        "SHA-256": manifest.sha256,
         "versions": ", ".join(f"{name} {version}" for name, version in manifest.versions.items()),
     }
     for name, value in rows.items():
@@ -138,17 +157,21 @@ def _manifest(manifest: "Manifest") -> "Table":
     return table
 
 
-def _metrics(manifest: "Manifest") -> "Table":
-    table = _table("metrics", "name", "per rollout", "per token", "rollouts", "tokens", "non-finite", "missing")
-    for metric in manifest.metrics:
+def _metrics(metrics: "Sequence[Metric]") -> "Table":
+    """Returns the table; columns of what was left out only where something was, to fit in 80 columns of text."""
+    headers = ["name", "per rollout", "per token", "rollouts", "tokens"]
+    left_out = {
+        header: counts
+        for header, counts in {
+            "non-finite": [metric.non_finite_count for metric in metrics],
+            "missing": [metric.missing_count for metric in metrics],
+        }.items()
+        if any(counts)
+    }
+    table = _table("metrics", *headers, *left_out)
+    table.box, table.pad_edge, table.collapse_padding, table.columns[0].no_wrap = None, False, True, True
+    for index, metric in enumerate(metrics):
         means = ("-" if mean is None else f"{mean:.6g}" for mean in (metric.per_rollout_mean, metric.per_token_mean))
-        _row(
-            table,
-            metric.name,
-            *means,
-            metric.rollout_count,
-            metric.token_count,
-            metric.non_finite_count,
-            metric.missing_count,
-        )
+        counts = (each[index] for each in left_out.values())
+        _row(table, metric.name, *means, metric.rollout_count, metric.token_count, *counts)
     return table
