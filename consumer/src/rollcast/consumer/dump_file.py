@@ -32,7 +32,8 @@ def load_dump(path: Path) -> dict[str, Any]:
         raise DumpFileError(f"{path} holds objects that a dump may not hold; it was not loaded") from exc
     except Exception as exc:
         raise DumpFileError(f"{path} is not a torch file, or a damaged one; it was not loaded") from exc
-    if not isinstance(payload, dict) or not isinstance(payload.get("samples"), list):
+    samples = payload.get("samples") if isinstance(payload, dict) else None
+    if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
         raise DumpFileError(f"{path} is a torch file, but no v2 dump: it has no list of samples")
     return payload
 
