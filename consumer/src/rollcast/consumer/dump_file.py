@@ -35,7 +35,8 @@ def load_dump(path: Path) -> dict[str, Any]:
     samples = payload.get("samples") if isinstance(payload, dict) else None
     if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
         raise DumpFileError(f"{path} is a torch file, but no v2 dump: it has no list of samples")
-    return payload
+    dump: dict[str, Any] = payload
+    return dump
 
 
 def check_against(path: Path, manifest: Manifest) -> None:
