@@ -42,14 +42,9 @@ class CommitJob:
 
 
 class Committer:
-    """Commits in the background; its thread starts with the first rollout, so nothing runs before a fork.
-
-    Attributes:
-        abandoned: bundles that could not be committed and became dropped rollouts.
-    """
+    """Commits in the background; its thread starts with the first rollout, so nothing runs before a fork."""
 
     def __init__(self, session: Session, launcher: ShipperLauncher | None) -> None:
-        self.abandoned = 0
         self._spool, self._run_id = session.spool, session.config.run_id
         self._fill_timeout_s = session.config.commit_timeout_s
         self._files = session.files
@@ -144,7 +139,6 @@ class Committer:
                 self._wait_filled(filling, job.peers)
                 commit_bundle(filling, committed, job.content, job.shard)
             except Exception as exc:  # noqa: BLE001  # whatever it is, the rollout becomes a dropped one
-                self.abandoned += 1
                 shutil.rmtree(filling, ignore_errors=True)
                 _log.error("rollout %d is dropped: %s", job.name.rollout_id, exc)
                 job = _dropped(job, f"its bundle could not be committed: {exc}")

@@ -46,17 +46,22 @@ class PlannedTensor:
     spans: "_SpansByRank | None"
     owner: int
 
+    @property
+    def _row_bytes(self) -> int:
+        """Bytes of one response token, where the tensor is split."""
+        tokens = self.announced.shape[0] if self.spans is not None else 0
+        return self.announced.total_bytes // tokens if tokens else 0
+
     def unheld(self) -> Iterator[tuple[int, int]]:
         """Yields `(offset in the file's data, size)` of what no rank holds; it must read as zero."""
-        tokens = self.announced.shape[0] if self.spans is not None else 0
-        row_bytes = self.announced.total_bytes // tokens if tokens else 0
-        reached = 0
-        for low, high in sorted(span for held in self.spans or () for span in held):
-            if low > reached and row_bytes:
+        row_bytes = self._row_bytes
+        if not row_bytes:
+            return
+        tokens, reached = self.announced.shape[0], 0
+        for low, high in [*sorted(span for held in self.spans or () for span in held), (tokens, tokens)]:
+            if low > reached:
                 yield self.offset + reached * row_bytes, (low - reached) * row_bytes
             reached = max(reached, high)
-        if reached < tokens and row_bytes:
-            yield self.offset + reached * row_bytes, (tokens - reached) * row_bytes
 
     def segments(self, rank: int) -> Iterator[tuple[int, int, int]]:
         """Yields `(offset in the file's data, offset in the rank's own bytes, size)` of what `rank` copies."""
@@ -64,9 +69,7 @@ class PlannedTensor:
             if rank == self.owner and self.announced.total_bytes:
                 yield self.offset, 0, self.announced.total_bytes
             return
-        tokens = self.announced.shape[0]
-        row_bytes = self.announced.total_bytes // tokens if tokens else 0
-        position = 0
+        row_bytes, position = self._row_bytes, 0
         for low, high in self.spans[rank] if row_bytes else ():
             size = (high - low) * row_bytes
             yield self.offset + low * row_bytes, position, size
@@ -184,7 +187,7 @@ def _spans_of_slots(
         return [spans_by_rank(context_layout, 1, response, response) for response in responses]
     totals = check_lengths(data, "total_lengths", count)
     padded: list[int | None] = [None] * count
-    if context_layout is ContextLayout.ZIGZAG_BSHD:
+    if cp_size > 1 and context_layout is ContextLayout.ZIGZAG_BSHD:
         padded = [*check_lengths(data, "max_seq_lens", count)]
     return [spans_by_rank(context_layout, cp_size, *lengths) for lengths in zip(totals, responses, padded, strict=True)]
 
