@@ -5,11 +5,9 @@ from itertools import islice
 
 import torch
 
-from rollcast.producer.plan import ShardPlan
+from rollcast.producer.mover import Mover
+from rollcast.producer.plan import Segment, ShardPlan
 from rollcast.schemas.tensors import tensor_bytes
-
-_Segment = tuple[int, int, int]
-"""Offset in the file's data, offset in the stream of a peer's own bytes, size."""
 
 
 def copy_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> int:
@@ -21,22 +19,11 @@ def copy_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> int:
         data: the bytes of the tensor file, uint8.
     """
     copied = 0
-    for tensor in plan.tensors:
-        segments = list(tensor.segments(rank))
-        if not segments:
-            continue
-        own = tensor_bytes(tensor.source)
-        for target, start, size in segments:
-            data[target : target + size].copy_(own[start : start + size])
-            copied += size
+    with Mover(data) as mover:
+        for source, (offset, segments) in zip(plan.sources, plan.records.segments(rank), strict=True):
+            if segments:
+                copied += mover.move(source, offset, segments)
     return copied
-
-
-def clear_unheld(plan: ShardPlan, data: torch.Tensor) -> None:
-    """Sets to zero what no rank copies; the file may have been another bundle's before."""
-    for tensor in plan.tensors:
-        for offset, size in tensor.unheld():
-            data[offset : offset + size] = 0
 
 
 def send_own(plan: ShardPlan, rank: int, send: Callable[[torch.Tensor], None], bucket_bytes: int) -> int:
@@ -47,16 +34,16 @@ def send_own(plan: ShardPlan, rank: int, send: Callable[[torch.Tensor], None], b
     Raises:
         Exception: whatever the tensors provoked, after everything was sent.
     """
-    sources = [tensor for tensor in plan.tensors if tensor.spans is not None]
-    pieces = ((tensor, start, size) for tensor in sources for _, start, size in tensor.segments(rank))
+    pairs = zip(plan.sources, plan.records.segments(rank), strict=True)
+    pieces = ((source, start, size) for source, (_, segments) in pairs for _, start, size in segments)
     error: Exception | None = None
     sent = 0
     for bucket in _buckets(_stream_of(plan, rank), bucket_bytes):
         buffer = torch.zeros(sum(size for _, _, size in bucket), dtype=torch.uint8)
         position = 0
-        for tensor, start, size in islice(pieces, len(bucket)):
+        for source, start, size in islice(pieces, len(bucket)):
             try:
-                buffer[position : position + size].copy_(tensor_bytes(tensor.source)[start : start + size])
+                buffer[position : position + size].copy_(tensor_bytes(source)[start : start + size])
             except Exception as exc:  # noqa: BLE001  # whatever it is, the writer is waiting for this message
                 error = exc
             position += size
@@ -87,19 +74,19 @@ def receive_from(
     return bool(good)
 
 
-def _stream_of(plan: ShardPlan, rank: int) -> list[_Segment]:
-    segments, position = [], 0
-    for tensor in plan.tensors:
-        if tensor.spans is not None:
-            for target, _, size in tensor.segments(rank):
-                segments.append((target, position, size))
-                position += size
-    return segments
+def _stream_of(plan: ShardPlan, rank: int) -> list[Segment]:
+    """Returns what a peer sends: offset in the file's data, offset in the stream of its bytes, size."""
+    stream, position = [], 0
+    for offset, segments in plan.records.segments(rank):
+        for target, _, size in segments:
+            stream.append((offset + target, position, size))
+            position += size
+    return stream
 
 
-def _buckets(segments: Sequence[_Segment], bucket_bytes: int) -> Iterator[list[_Segment]]:
+def _buckets(segments: Sequence[Segment], bucket_bytes: int) -> Iterator[list[Segment]]:
     """Yields runs of whole segments of at most `bucket_bytes`, a larger segment alone; alike on both sides."""
-    bucket: list[_Segment] = []
+    bucket: list[Segment] = []
     used = 0
     for segment in segments:
         if bucket and used + segment[2] > bucket_bytes:

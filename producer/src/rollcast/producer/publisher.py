@@ -14,7 +14,7 @@ from rollcast.producer.committer import CommitJob, Committer
 from rollcast.producer.config import PublisherConfig
 from rollcast.producer.context_parallel import ContextLayout
 from rollcast.producer.control import Control, Refusal, Vote, decide
-from rollcast.producer.copy import clear_unheld, copy_own, receive_from, send_own
+from rollcast.producer.copy import copy_own, receive_from, send_own
 from rollcast.producer.errors import ControlError, ProducerError, RolloutDataError, SpoolFullError
 from rollcast.producer.parallel import current_layout
 from rollcast.producer.plan import ShardPlan, make_plan
@@ -145,7 +145,8 @@ class Publisher:
             if time.monotonic() > deadline:
                 break
             time.sleep(_DRAIN_LOOK_EVERY_S)
-        finished = self._committer.close(max(0.0, deadline - time.monotonic()))
+        # What is filled is not given up for a short bound.
+        finished = self._committer.close(max(_EXIT_FLUSH_S, deadline - time.monotonic()))
         atexit.unregister(self._flush_at_exit)
         self._trainer_lock.close()
         self._disabled, self._everybody_off = "the publisher is closed", True
@@ -237,7 +238,6 @@ class Publisher:
             plan = make_plan(make_data(), alone(self._layout))
             self._check_quota(plan)
             bundle = self._session.start_bundle(name, plan)
-            bundle.file.write_header()
             copied = copy_own(plan, 0, bundle.file.data)
             bundle.mark_filled(0)
         except Exception as exc:  # whatever it is, this record alone is lost
@@ -294,9 +294,6 @@ class Publisher:
     def _copy_in_place(self, plan: ShardPlan, bundle: BundleWriter | None) -> int:
         assert bundle is not None  # noqa: S101  # every peer made one
         rank = self._layout.context_parallel_rank
-        if self._layout.is_writer:
-            bundle.file.write_header()
-            clear_unheld(plan, bundle.file.data)
         copied = copy_own(plan, rank, bundle.file.data)
         bundle.mark_filled(rank)
         return copied
@@ -314,8 +311,6 @@ class Publisher:
                 failed.append(peer)
         if failed:
             raise ProducerError(f"context-parallel peers {failed} could not read their records")
-        bundle.file.write_header()
-        clear_unheld(plan, bundle.file.data)
         copied = copy_own(plan, 0, bundle.file.data)
         bundle.mark_filled(0)
         return copied

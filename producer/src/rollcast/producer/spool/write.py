@@ -1,6 +1,7 @@
 """Writes a bundle: one shard of a rollout on disk, as one tensor file and one Avro file."""
 
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import fastavro
 from rollcast.producer.errors import SpoolError
 from rollcast.producer.plan import ShardPlan, ShardRecords
 from rollcast.producer.spool.read import RECORDS_NAME, TENSORS_NAME, record_schema
-from rollcast.producer.spool.tensor_file import TensorFiles, header_for
-from rollcast.schemas.events import SHARD_SLOT, DpShard, SamplePart
+from rollcast.producer.spool.tensor_file import TensorFiles, finish_tensor_file, head_size
+from rollcast.schemas.codec import SPOOL
+from rollcast.schemas.events import SHARD_SLOT, Column, DpShard, SamplePart, TensorSlice
 from rollcast.schemas.framing import event_to_avro
+from rollcast.schemas.tensors import dtype_name
 
 _FILLED = "filled."
 
@@ -35,7 +38,7 @@ class BundleWriter:
         except OSError as exc:
             raise SpoolError(f"{filling} cannot be made: {exc.strerror}; check spool_dir") from exc
         try:
-            self.file = files.open(filling / TENSORS_NAME, header_for(plan.tensors), plan.data_bytes)
+            self.file = files.open(filling / TENSORS_NAME, head_size(plan.records.columns), plan.data_bytes)
         except SpoolError:
             # Whatever was reserved goes back; with this rank's objection no peer will fill it.
             shutil.rmtree(filling, ignore_errors=True)
@@ -67,6 +70,8 @@ def commit_bundle(filling: Path, committed: Path, content: ShardRecords | None, 
         shard: the closing event, digests and part counts still empty.
     """
     filling.mkdir(parents=True, exist_ok=True)
+    if content is not None:
+        finish_tensor_file(filling / TENSORS_NAME, content)
     slots = [] if content is None else _slot_records(content, shard)
     events: list[SamplePart | DpShard] = [*slots, shard]
     with (filling / RECORDS_NAME).open("wb") as file:
@@ -79,19 +84,38 @@ def commit_bundle(filling: Path, committed: Path, content: ShardRecords | None, 
 
 
 def _slot_records(content: ShardRecords, shard: DpShard) -> Iterator[SamplePart]:
-    last = len(content.slots) - 1
-    for index, columns in enumerate(content.slots):
-        own = index == last
+    columns = _columns_by_slot(content)
+    for slot in [*range(len(content.positions)), SHARD_SLOT]:
+        own = slot == SHARD_SLOT
         yield SamplePart(
             run_id=shard.run_id,
             attempt=shard.attempt,
             stream=shard.stream,
             rollout_id=shard.rollout_id,
             data_parallel_rank=shard.data_parallel_rank,
-            slot=SHARD_SLOT if own else index,
-            rollout_position=None if own else content.positions[index],
-            sample_index=None if own else content.sample_indices[index],
+            slot=slot,
+            rollout_position=None if own else content.positions[slot],
+            sample_index=None if own else content.sample_indices[slot],
             part=0,
             part_count=1,
-            columns=columns,
+            columns=tuple(columns[slot]),
         )
+
+
+def _columns_by_slot(content: ShardRecords) -> defaultdict[int, list[Column]]:
+    columns: defaultdict[int, list[Column]] = defaultdict(list)
+    for column in content.columns:
+        for slot, value in column.plain.items():
+            columns[slot].append(Column(column.name, 0, value))
+        for tensor in column.tensors():
+            in_spool = TensorSlice(
+                dtype=dtype_name(tensor.dtype),
+                shape=tuple(tensor.shape),
+                total_bytes=tensor.size,
+                offset=tensor.offset,
+                slice_bytes=tensor.size,
+                codec=SPOOL,
+                data=b"",
+            )
+            columns[tensor.slot].append(Column(column.name, tensor.leaf, in_spool))
+    return columns
