@@ -54,7 +54,7 @@ def test_a_shard_on_the_device_is_bit_equal_and_its_memory_may_be_reused(tmp_pat
 
 
 def test_memory_is_registered_once_the_process_uses_the_device() -> None:
-    torch.cuda.init()
+    torch.zeros(1).cuda()
     memory = torch.zeros(1 << 16, dtype=torch.uint8)
     assert pin(memory)
     assert memory.is_pinned()
