@@ -73,6 +73,9 @@ class Daemon:
         self._assigned_partitions: frozenset[TopicPartition] = frozenset()
         self._changed = asyncio.Event()
         self._placed = asyncio.Event()
+        # A fetch that was waiting when the group came for its partitions is over before `_place` seeks: it would return
+        # records from there, which `_read` discards, and nobody would read them again.
+        self._fetching = asyncio.Lock()
 
     def shutdown(self) -> None:
         """Asks `run()` to end gracefully; called on the event loop's thread."""
@@ -182,11 +185,12 @@ class Daemon:
                 )
             except StoppingError:
                 return
-            if assignment != self._assignment:
-                continue
-            for partition, offset in starts.items():
-                consumer.seek(partition, offset)
-            self._placed.set()
+            async with self._fetching:
+                if assignment != self._assignment:
+                    continue
+                for partition, offset in starts.items():
+                    consumer.seek(partition, offset)
+                self._placed.set()
             self.ready.set()
             _log.info("assigned partitions %s", sorted(partition.partition for partition in partitions))
 
@@ -197,7 +201,8 @@ class Daemon:
                 return
             assignment = self._assignment
             try:
-                batches = await consumer.getmany(timeout_ms=_POLL_MS)
+                async with self._fetching:
+                    batches = await consumer.getmany(timeout_ms=_POLL_MS)
             except KafkaError as exc:
                 if not exc.retriable:
                     raise
