@@ -3,10 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+CHAOS_MINUTES ?= 60
 SOURCES := schemas/src producer/src consumer/src deploy/local tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit check bench format broker clean
+.PHONY: help demo test unit chaos check bench format broker clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -19,6 +20,9 @@ test: $(READY) ## run all tests: unit, real broker, real ranks
 
 unit: $(READY) ## run the tests without I/O, in under a minute
 	$(BIN)/python -m pytest tests/unit
+
+chaos: $(READY) ## kill daemons and broker in ever new ways for CHAOS_MINUTES, an hour by default
+	PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS_MINUTES)
 
 check: $(READY) ## lint, types, and who may import whom
 	$(BIN)/ruff check .
@@ -39,7 +43,7 @@ broker: $(READY) ## run a local Kafka until Ctrl-C
 	$(BIN)/rollcast broker
 
 clean: ## remove the environment and what tools left
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache demo-output
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache demo-output chaos-output
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
