@@ -5,6 +5,7 @@ import ssl
 from aiokafka.conn import create_conn
 from aiokafka.errors import (
     AuthenticationFailedError,
+    KafkaConnectionError,
     KafkaError,
     SaslAuthenticationFailed,
     UnsupportedSaslMechanismError,
@@ -53,6 +54,8 @@ async def explain(config: ShipperConfig) -> str:
             ) from None
         except (KafkaError, OSError) as exc:
             reason = str(exc) or type(exc).__name__
+            if isinstance(exc, (ConnectionResetError, KafkaConnectionError)):
+                reason += "; it closes the connection: check ROLLCAST_SECURITY_PROTOCOL"
         else:
             connection.close()
     return reason
