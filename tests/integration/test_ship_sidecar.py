@@ -9,6 +9,7 @@ import sys
 import urllib.request
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -90,7 +91,7 @@ def test_sigterm_ends_all_spools_within_a_bound_and_gives_them_back(tmp_path: Pa
 
 
 async def _settings(broker: Broker, topic: str) -> dict[str, str]:
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
+    admin: Any = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
     await admin.start()
     try:
         (response,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
