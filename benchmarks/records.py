@@ -6,8 +6,10 @@ from typing import Any
 import torch
 
 from rollcast_demo.learner import Scores
-from rollcast_demo.records import Place, build_records
+from rollcast_demo.records import Place, build_records, shard_positions
 from rollcast_demo.rollout import Sample
+
+from rollcast.producer.parallel import ParallelLayout
 
 GROUP_SIZE = 8
 _CANDIDATES = 256
@@ -18,22 +20,28 @@ _REFERENCE_DRIFT, _ENGINE_NOISE = 0.1, 0.02
 
 
 def demo_like(
-    samples: int, *, prompt_tokens: int, response_tokens: int, distinct: int | None = None, seed: int = 0
+    samples: int,
+    *,
+    prompt_tokens: int,
+    response_tokens: int,
+    distinct: int | None = None,
+    layout: ParallelLayout | None = None,
 ) -> dict[str, Any]:
-    """Returns the `rollout_data` of one shard that is not split over context-parallel ranks.
+    """Returns the `rollout_data` that one rank holds.
 
     The demo's 7 float32 columns, token ids as int64 and masks as int32. Log-probabilities and entropies come out of
     float32 softmaxes, the engine's out of one on bf16 logits, so that their bits repeat as real ones do and no more.
 
     Args:
-        samples: how many; neighbours are answers to one prompt.
+        samples: of the whole rollout; neighbours are answers to one prompt.
         prompt_tokens: of each.
         response_tokens: the longest response; lengths are spread from half of it on.
         distinct: so many different samples, repeated with memory of their own; default: all.
-        seed: of everything.
+        layout: of the rank; default: one that has everything.
     """
-    generator = torch.Generator().manual_seed(seed)
-    chooser = random.Random(seed)  # noqa: S311  # data for a measurement
+    layout = layout or ParallelLayout()
+    generator = torch.Generator().manual_seed(0)
+    chooser = random.Random(0)  # noqa: S311  # data for a measurement
     made: list[tuple[Sample, Scores]] = []
     prompt: list[int] = []
     for index in range(min(samples, distinct or samples)):
@@ -52,9 +60,17 @@ def demo_like(
             reward=float(chooser.random() < 0.4),
         )
         made.append((sample, scores))
-    owned = [made[index % len(made)] for index in range(samples)]
-    place = Place(data_rank=0, data_size=1, context_rank=0, context_size=1, first_sample=0, first_rollout=0)
-    return build_records([sample for sample, _ in owned], [scores for _, scores in owned], place).rollout_data
+    whole = [made[index % len(made)] for index in range(samples)]
+    place = Place(
+        data_rank=layout.data_parallel_rank,
+        data_size=layout.data_parallel_size,
+        context_rank=layout.context_parallel_rank,
+        context_size=layout.context_parallel_size,
+        first_sample=0,
+        first_rollout=0,
+    )
+    owned = shard_positions(samples, data_rank=place.data_rank, data_size=place.data_size)
+    return build_records([sample for sample, _ in whole], [whole[index][1] for index in owned], place).rollout_data
 
 
 def _token_ids(count: int, generator: torch.Generator) -> list[int]:
