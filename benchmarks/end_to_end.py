@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from folders import tmpfs
 from kafka_tools import RECORD_BYTES, consumer_mb_per_s, producer_mb_per_s
+from processes import CoreSeconds, shipper_of, wait_until
 from records import demo_like
 from results import write
 
@@ -34,7 +35,6 @@ GOAL = 0.9
 SAMPLES, PROMPT, RESPONSE, DISTINCT = 1536, 1024, 32_768, 32
 ROUNDS, WARM_UP = 3, 1
 RUN = "end-to-end"
-_DUMP_TIMEOUT_S = 240.0
 
 
 def main() -> None:
@@ -62,7 +62,8 @@ def _measure(broker: JvmBroker, folder: Path, spool: Path, samples: int) -> dict
         "consumer_tool_mb_per_s": consumer_mb_per_s(servers, records),
     }
     with _daemon(servers, folder) as daemon:
-        assert broker.pid is not None
+        if broker.pid is None:
+            raise RuntimeError("the broker has ended")
         pids = {"broker": broker.pid, "daemon": daemon.pid}
         ranks = run_ranks(
             Grid(world=4, context=2), publish_and_wait, servers, folder, spool, samples, pids, timeout_s=1200
@@ -82,12 +83,12 @@ def publish_and_wait(servers: str, folder: Path, spool: Path, samples: int, pids
     raw_bytes, stall_s, seconds, cores = 0, [], [], []
     for rollout in range(WARM_UP + ROUNDS):
         dist.barrier()
-        usage = _CoreSeconds(pids, spool)
+        usage = CoreSeconds(_processes(pids, spool))
         started = time.perf_counter()
         published = publisher.publish(rollout, data)
         path = folder / RUN / f"{rollout}.pt"
         if layout.rank == 0:
-            _await(path.exists)
+            wait_until(path.exists, "the dump")
         dist.barrier()
         seconds.append(time.perf_counter() - started)
         cores.append(usage.spent())
@@ -106,6 +107,12 @@ def publish_and_wait(servers: str, folder: Path, spool: Path, samples: int, pids
     }
 
 
+def _processes(pids: dict[str, int], spool: Path) -> dict[str, psutil.Process]:
+    processes = {name: psutil.Process(pid) for name, pid in pids.items()}
+    shipper = shipper_of(spool)
+    return processes | ({"shipper": shipper} if shipper is not None else {})
+
+
 def _inline(data: dict[str, Any], folder: Path) -> dict[str, float]:
     args = SimpleNamespace(save_debug_train_data=str(folder / "inline-{rollout_id}.pt"))
     dist.barrier()
@@ -118,36 +125,6 @@ def _inline(data: dict[str, Any], folder: Path) -> dict[str, float]:
             os.fsync(file.fileno())
     dist.barrier()
     return {"inline_s": ready, "inline_durable_s": time.perf_counter() - started}
-
-
-class _CoreSeconds:
-    """What each process of the pipeline spends from now on."""
-
-    def __init__(self, pids: dict[str, int], spool: Path) -> None:
-        shippers = [
-            process.pid
-            for process in psutil.process_iter(["cmdline"])
-            if f"--spool={spool}" in (process.info["cmdline"] or [])
-        ]
-        pids = {**pids, "trainer": os.getpid(), **{"shipper": pid for pid in shippers}}
-        self._processes = {name: psutil.Process(pid) for name, pid in pids.items()}
-        self._before = self._now()
-
-    def spent(self) -> dict[str, float]:
-        now = self._now()
-        return {name: round(now[name] - before, 2) for name, before in self._before.items()}
-
-    def _now(self) -> dict[str, float]:
-        times = {name: process.cpu_times() for name, process in self._processes.items()}
-        return {name: each.user + each.system for name, each in times.items()}
-
-
-def _await(true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _DUMP_TIMEOUT_S
-    while not true():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"no dump within {_DUMP_TIMEOUT_S:.0f} s")
-        time.sleep(0.005)
 
 
 @contextmanager
@@ -185,18 +162,14 @@ def _print(result: dict[str, Any]) -> None:
     result["mb_per_s"], result["of_lower_tool"] = ours, ours / min(tools)
     result["inline_over_published"] = result["inline_s"] / result["published_s"]
     print(
-        f"{result['raw_mb']:.0f} MB raw on {result['on']}, publish to dump: {result['published_s']:.2f} s, {ours:.0f} MB/s"
-    )
-    print(
-        f"  producer tool {tools[0]:.0f} MB/s, consumer tool {tools[1]:.0f} MB/s (acks=all, {RECORD_BYTES} bytes a record)"
-    )
-    print(f"  of the lower tool: {result['of_lower_tool']:.2f} (goal: at least {GOAL})")
-    print(
+        f"{result['raw_mb']:.0f} MB raw on {result['on']}, publish to dump: {result['published_s']:.2f} s, "
+        f"{ours:.0f} MB/s\n"
+        f"  producer tool {tools[0]:.0f} MB/s, consumer tool {tools[1]:.0f} MB/s (acks=all, {RECORD_BYTES} bytes a "
+        f"record); of the lower one: {result['of_lower_tool']:.2f} (goal: at least {GOAL})\n"
         f"  inline file ready after {result['inline_s']:.2f} s, durable after {result['inline_durable_s']:.2f} s: "
-        f"{result['inline_over_published']:.2f} times as long as by way of Kafka (goal: above 1)"
-    )
-    print(
-        f"  stall {result['stall_s']:.3f} s; core seconds {result['cores']}; one synced file: {result['disk_mb_per_s']:.0f} MB/s"
+        f"{result['inline_over_published']:.2f} times as long as by way of Kafka (goal: above 1)\n"
+        f"  stall {result['stall_s']:.3f} s; core seconds {result['cores']}; one synced file "
+        f"{result['disk_mb_per_s']:.0f} MB/s"
     )
 
 

@@ -1,15 +1,14 @@
-"""Records like the demo's at the lengths of a real run: the demo's own columns, filled from softmaxes of real logits."""
+"""Records like the demo's at the lengths of a real run: the demo's own columns, filled from softmaxes of logits."""
 
 import random
 from typing import Any
 
 import torch
 
+from rollcast.producer.parallel import ParallelLayout
 from rollcast_demo.learner import Scores
 from rollcast_demo.records import Place, build_records, shard_positions
 from rollcast_demo.rollout import Sample
-
-from rollcast.producer.parallel import ParallelLayout
 
 GROUP_SIZE = 8
 _CANDIDATES = 256

@@ -14,15 +14,15 @@ import torch
 import zstandard
 from records import demo_like
 from results import write
-from rollcast_demo.learner import Learner
-from rollcast_demo.records import Place, build_records
-from rollcast_demo.rollout import RolloutEngine
 
 from fixtures.frames import ShardSource, frames_of
 from rollcast.schemas import SamplePart, TensorSlice, build_dump_payload, decode
 from rollcast.schemas.parts import content_digest, join, pack_large_values, split
 from rollcast.schemas.tensors import columns_of
 from rollcast.schemas.topics import record_key
+from rollcast_demo.learner import Learner
+from rollcast_demo.records import Place, build_records
+from rollcast_demo.rollout import RolloutEngine
 
 GOAL = 0.40
 SAMPLES, PROMPT, RESPONSE = 16, 1024, 16_384

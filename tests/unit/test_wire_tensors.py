@@ -155,8 +155,8 @@ def test_differences_of_any_bit_patterns_come_back(pairs: list[tuple[int, int]])
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
 def test_floats_close_to_those_of_another_slice_travel_as_differences(dtype: type) -> None:
     generator = np.random.default_rng(1)
-    base = generator.random(5000).astype(dtype)
-    own = (base * (1 + 0.001 * generator.random(5000))).astype(dtype)
+    base: np.ndarray[Any, Any] = generator.random(5000).astype(dtype)
+    own: np.ndarray[Any, Any] = (base * (1 + 0.001 * generator.random(5000))).astype(dtype)
     codec, data = compress(own.tobytes(), own.itemsize, base.tobytes())
     assert codec == DELTA_PLANES
     assert len(data) < len(compress(own.tobytes(), own.itemsize)[1])

@@ -1,8 +1,8 @@
 """Bytes of a tensor to bytes on the wire and back: the bytes of equal weight together, each such plane as it pays.
 
 `PLANES`: for each byte of an element, lowest first, one plane: a mode byte, then either the plane as it is, or the one
-byte that it repeats, or a little-endian uint32 length and a zstd frame. `DELTA_PLANES`: the planes of what the elements,
-as unsigned integers, differ by from another slice's; differences are zigzag-coded, so that small ones have zero bytes.
+byte that it repeats, or a little-endian uint32 length and a zstd frame. `DELTA_PLANES`: the planes of the differences
+of the elements, as unsigned integers, from those of another slice; zigzag-coded, so that small ones have zero bytes.
 """
 
 import threading
@@ -99,8 +99,8 @@ def _planes(raw: Bytes, item_bytes: int) -> list[Bytes]:
 
 
 def _are_smaller(differences: Sequence[Bytes], own: Sequence[Bytes]) -> bool:
-    """Returns whether more bytes of the differences are zero than bytes of the elements are like their plane's first."""
-    return sum(map(np.count_nonzero, differences)) < sum(np.count_nonzero(plane != plane[0]) for plane in own)
+    """Returns whether fewer bytes differ from zero than, of the elements themselves, from their plane's first."""
+    return bool(sum(map(np.count_nonzero, differences)) < sum(np.count_nonzero(plane != plane[0]) for plane in own))
 
 
 def _encoded_plane(plane: Bytes) -> tuple[bytes | memoryview, ...]:
