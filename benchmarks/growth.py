@@ -114,8 +114,11 @@ def _peak_of_shipper(spool: Path) -> Iterator[list[int]]:
         process = None
         while not done.wait(0.02):
             process = process or shipper_of(spool)
-            if process is not None:
-                peak[0] = max(peak[0], anonymous_bytes(process.pid))
+            try:
+                peak[0] = max(peak[0], anonymous_bytes(process.pid) if process is not None else 0)
+            except ProcessLookupError:
+                # Each writer starts one; all but the first find the spool taken, and end.
+                process = None
 
     watcher = threading.Thread(target=watch)
     if dist.get_rank() == 0:

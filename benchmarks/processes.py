@@ -19,11 +19,19 @@ def shipper_of(spool: Path) -> psutil.Process | None:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Returns the memory that is a process's own: no mapped file counts, whoever has touched it."""
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+    """Returns the memory that is a process's own: no mapped file counts, whoever has touched it.
+
+    Raises:
+        ProcessLookupError: the process has ended.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except FileNotFoundError:
+        lines = []
+    for line in lines:
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc has no RssAnon; this benchmark needs Linux")
+    raise ProcessLookupError(f"process {pid} has ended")
 
 
 def pin(pid: int, core: int) -> None:

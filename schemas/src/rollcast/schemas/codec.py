@@ -148,7 +148,8 @@ def _differences(raw: bytes | memoryview, base: bytes | memoryview, unsigned: st
     sign = difference >> (8 * difference.itemsize - 1)
     np.left_shift(difference, 1, out=difference)
     np.bitwise_xor(difference, sign, out=difference)
-    return difference.view(np.uint8)
+    coded: Bytes = difference.view(np.uint8)
+    return coded
 
 
 def _add_to(out: Bytes, base: Bytes, unsigned: str) -> None:
