@@ -22,11 +22,13 @@ from rollcast.producer.copy import clear_unheld, copy_own
 from rollcast.producer.errors import ProducerError, RolloutDataError, SpoolError, SpoolFullError
 from rollcast.producer.parallel import ParallelLayout
 from rollcast.producer.plan import make_plan
+from rollcast.producer.quota import Quota
 from rollcast.producer.session import Session, open_session
 from rollcast.producer.spool.folder import BundleName, SpoolFolder
 from rollcast.producer.spool.pool import TensorPool
 from rollcast.producer.spool.read import read_bundle
 from rollcast.producer.spool.write import BundleWriter
+from rollcast.producer.stats import Counters
 from rollcast.schemas import build_dump_payload
 from rollcast.schemas.tensors import UNSUPPORTED_KEY
 
@@ -136,7 +138,7 @@ def test_a_peer_that_never_fills_its_part_makes_the_rollout_a_dropped_one(tmp_pa
     plan = make_plan(whole_shard(0, 0, 1), ParallelLayout())
     name = BundleName(0, session.attempt, "dp0")
     session.start_bundle(name, plan).mark_filled(0)
-    committer = Committer(session, launcher=None)
+    committer = Committer(session, Quota(tmp_path, session.config), Counters(), launcher=None)
     committer.submit(CommitJob(name=name, content=plan.records, shard=session.closing_event(0, plan), peers=2))
     assert committer.close(10)
     ((_, committed),) = session.spool.bundles()

@@ -7,9 +7,9 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any
 
+from rollcast.producer.alone import AlonePublisher
 from rollcast.producer.committer import CommitJob, Committer
 from rollcast.producer.config import PublisherConfig
 from rollcast.producer.context_parallel import ContextLayout
@@ -18,10 +18,15 @@ from rollcast.producer.copy import clear_unheld, copy_own, receive_from, send_ow
 from rollcast.producer.errors import ControlError, ProducerError, RolloutDataError, SpoolFullError
 from rollcast.producer.parallel import current_layout
 from rollcast.producer.plan import ShardPlan, make_plan
-from rollcast.producer.session import Session, alone, open_session
+from rollcast.producer.quota import Quota
+from rollcast.producer.result import DropReason, PublishResult, PublishStatus, Stopwatch
+from rollcast.producer.session import Session, open_session
 from rollcast.producer.shipper.launch import LOG_NAME, ShipperLauncher
 from rollcast.producer.spool.folder import BundleName
+from rollcast.producer.spool.trainers import LivingTrainer, register
+from rollcast.producer.spool.usage import SpoolUsage
 from rollcast.producer.spool.write import BundleWriter
+from rollcast.producer.stats import Counters, PublisherStats
 from rollcast.schemas.errors import ContractError
 
 _EXIT_FLUSH_S = 5.0
@@ -30,34 +35,6 @@ _CLOSING_BYTES_A_SLOT = 20
 _DRAIN_LOOK_EVERY_S = 0.05
 
 _log = logging.getLogger("rollcast.producer")
-
-
-class PublishStatus(StrEnum):
-    """What became of a rollout on this rank."""
-
-    PUBLISHED = "published"
-    DROPPED = "dropped"
-    NOT_INVOLVED = "not involved"
-    DISABLED = "disabled"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PublishResult:
-    """What one `publish` did on this rank.
-
-    Attributes:
-        status: what became of the rollout.
-        stall_s: seconds that the training thread spent.
-        copied_bytes: bytes that this rank copied.
-        raw_bytes: tensor bytes of the whole shard.
-        reason: why it was not published.
-    """
-
-    status: PublishStatus
-    stall_s: float = 0.0
-    copied_bytes: int = 0
-    raw_bytes: int = 0
-    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +62,8 @@ class Publisher:
         self._control = Control(self._layout, config.control_timeout_s)
         self._seen: set[int] = set()
         self._process = os.getpid()
-        self._published_alone = 0
+        self._counters = Counters()
+        self._quota: Quota | None = None
         self._disabled: str | None = None
         # Once it is true, no rank enters the control collective any more.
         self._everybody_off = False
@@ -118,7 +96,7 @@ class Publisher:
         Raises:
             ProducerError: only with `strict`.
         """
-        return self._guarded(lambda: self._publish(rollout_id, rollout_data), f"rollout {rollout_id}")
+        return self._guarded(lambda watch: self._publish(watch, rollout_id, rollout_data), f"rollout {rollout_id}")
 
     def publish_alone(self, stream_kind: str, make_data: Callable[[], Mapping[str, Any]]) -> PublishResult:
         """Hands over records of this rank alone, as the next of its own stream, without asking its peers.
@@ -130,7 +108,12 @@ class Publisher:
         Raises:
             ProducerError: only with `strict`.
         """
-        return self._guarded(lambda: self._publish_alone(stream_kind, make_data), f"a {stream_kind} record")
+        return self._guarded(lambda _: self._publish_alone(stream_kind, make_data), f"a {stream_kind} record")
+
+    @property
+    def stats(self) -> PublisherStats:
+        """What this rank has published, dropped and waited so far, and what the spool holds."""
+        return self._counters.snapshot(self._quota.held if self._quota is not None else SpoolUsage())
 
     def close(self, timeout_s: float) -> bool:
         """Commits what is filled and waits for Kafka to have it; tells whether all of this rank was delivered.
@@ -148,6 +131,7 @@ class Publisher:
         finished = self._committer.close(max(0.0, deadline - time.monotonic()))
         atexit.unregister(self._flush_at_exit)
         self._trainer_lock.close()
+        self._run_lock.close()
         self._disabled, self._everybody_off = "the publisher is closed", True
         delivered = finished and drained and not self._session.set_aside()
         if not delivered:
@@ -168,37 +152,53 @@ class Publisher:
         )
 
     def _start(self, session: Session) -> None:
-        config = self._config
+        config, trainer = self._config, LivingTrainer(session.attempt, self._process)
         session.spool.sweep_unfinished(config.run_id, session.attempt)
         self._trainer_lock = session.spool.register_trainer()
         session.spool.set_destination(config.run_id, config.destination)
+        self._run_lock = register(session.spool.run_folder(config.run_id), self._layout.rank, trainer)
         self._launcher = ShipperLauncher(session.spool, config) if config.start_shipper else None
-        self._committer = Committer(session, self._launcher)
+        self._quota = Quota(session.spool.path, config)
+        self._committer = Committer(session, self._quota, self._counters, self._launcher)
+        self._alone = AlonePublisher(session, self._quota, self._committer, self._counters)
         atexit.register(self._flush_at_exit)
 
-    def _guarded(self, work: Callable[[], PublishResult], what: str) -> PublishResult:
-        started = time.perf_counter()
+    def _guarded(self, work: Callable[[Stopwatch], PublishResult], what: str) -> PublishResult:
+        watch = Stopwatch()
         if not self._layout.takes_part:
             return PublishResult(status=PublishStatus.NOT_INVOLVED)
         if os.getpid() != self._process:
             # The commit thread and the collective belong to the process that made this object.
             return PublishResult(status=PublishStatus.DISABLED, reason="the publisher was made before a fork")
         if self._everybody_off:
+            self._count_drop(DropReason.OFF)
             return PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
         try:
-            result = work()
+            result = work(watch)
         except Exception as exc:  # the boundary to the training step: nothing may pass it
             self._everybody_off = self._everybody_off or isinstance(exc, ControlError)
             if self._config.strict:
                 raise
             self._disable(f"publishing {what} failed: {exc!r}")
             result = PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
-        return replace(result, stall_s=time.perf_counter() - started)
+        stall_s = watch.total_s
+        self._counters.stalled(stall_s)
+        laps = watch.laps
+        return replace(
+            result,
+            stall_s=stall_s,
+            prepare_s=laps["prepare"],
+            room_s=laps["room"],
+            agree_s=laps["agree"],
+            copy_s=laps["copy"],
+        )
 
-    def _publish(self, rollout_id: int, rollout_data: Mapping[str, Any]) -> PublishResult:
+    def _publish(self, watch: Stopwatch, rollout_id: int, rollout_data: Mapping[str, Any]) -> PublishResult:
         number = _number(rollout_id)
         name = BundleName(number, self._session.attempt, self._session.shard_source)
-        prepared = self._prepare(name, rollout_data)
+        self._check_spool()
+        prepared = self._prepare(watch, name, rollout_data)
+        watch.lap("prepare")
         if self._disabled is not None:
             # The others are about to wait for this rank's vote.
             message = [Vote.OFF, 0, number]
@@ -207,6 +207,7 @@ class Publisher:
         else:
             message = [Vote.READY, prepared.plan.digest, number]
         refusal = decide(self._control.members, self._control.exchange(message))
+        watch.lap("agree")
         if refusal is not None:
             return self._refuse(name, refusal, prepared)
         assert not isinstance(prepared, Exception)  # noqa: S101  # its vote would have been the refusal
@@ -220,6 +221,7 @@ class Publisher:
             raise
         except Exception as exc:  # noqa: BLE001  # whatever it is, this rollout alone is lost
             return self._give_up(name, exc)
+        watch.lap("copy")
         self._committer.start()
         if self._layout.is_writer:
             fillers = self._layout.context_parallel_size if self._session.in_place else 1
@@ -228,28 +230,13 @@ class Publisher:
         return PublishResult(status=PublishStatus.PUBLISHED, copied_bytes=copied, raw_bytes=plan.data_bytes)
 
     def _publish_alone(self, stream_kind: str, make_data: Callable[[], Mapping[str, Any]]) -> PublishResult:
+        self._check_spool()
         if self._disabled is not None:
+            self._counters.dropped(DropReason.OFF)
             return PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
-        number = self._published_alone
-        self._published_alone += 1
-        name = BundleName(number, self._session.attempt, f"loss{self._layout.rank}")
-        try:
-            plan = make_plan(make_data(), alone(self._layout))
-            self._check_quota(plan)
-            bundle = self._session.start_bundle(name, plan)
-            bundle.file.write_header()
-            copied = copy_own(plan, 0, bundle.file.data)
-            bundle.mark_filled(0)
-        except Exception as exc:  # whatever it is, this record alone is lost
-            if self._config.strict:
-                raise
-            _log.error("%s record %d of rank %d is dropped: %s", stream_kind, number, self._layout.rank, exc)
-            return PublishResult(status=PublishStatus.DROPPED, reason=str(exc))
-        shard = self._session.closing_event(number, plan, stream=f"{stream_kind}/{self._layout.rank}")
-        self._committer.submit(CommitJob(name=name, content=plan.records, shard=shard, peers=1))
-        return PublishResult(status=PublishStatus.PUBLISHED, copied_bytes=copied, raw_bytes=plan.data_bytes)
+        return self._alone.publish(stream_kind, make_data)
 
-    def _prepare(self, name: BundleName, rollout_data: Mapping[str, Any]) -> _Prepared | Exception:
+    def _prepare(self, watch: Stopwatch, name: BundleName, rollout_data: Mapping[str, Any]) -> _Prepared | Exception:
         """Does everything that can fail before the ranks agree; a failure becomes this rank's vote."""
         in_place = self._session.in_place
         try:
@@ -270,8 +257,11 @@ class Publisher:
                 )
             if not self._layout.is_writer and not in_place:
                 return _Prepared(plan, None)
-            if self._layout.is_writer:
-                self._check_quota(plan)
+            watch.lap("prepare")
+            try:
+                self._await_room(name, plan)
+            finally:
+                watch.lap("room")
             return _Prepared(plan, self._session.start_bundle(name, plan))
         except Exception as exc:  # noqa: BLE001  # whatever it is, the peers are waiting for this rank's vote
             return exc
@@ -283,13 +273,20 @@ class Publisher:
             return Vote.SPOOL_FULL
         return Vote.BAD_DATA if isinstance(error, (ContractError, TypeError, ValueError)) else Vote.FAILED
 
-    def _check_quota(self, plan: ShardPlan) -> None:
-        used = self._committer.spool_bytes()
-        if used + plan.data_bytes > self._config.max_spool_bytes:
-            raise SpoolFullError(
-                f"the spool {self._session.spool.path} holds {used} bytes and the shard has {plan.data_bytes}, above "
-                f"max_spool_bytes {self._config.max_spool_bytes}; is Kafka reachable?"
-            )
+    def _await_room(self, name: BundleName, plan: ShardPlan) -> None:
+        assert self._quota is not None  # noqa: S101  # it is there unless this rank is off
+        own = self._session.spool.filling(self._config.run_id, name)
+        self._quota.await_room(plan.data_bytes, own, self._config.block_up_to_s)
+
+    def _check_spool(self) -> None:
+        spool = self._session.spool
+        if self._disabled is None and not spool.is_intact():
+            self._disable(f"the spool {spool.path} was removed or replaced while the trainer runs; start it again")
+
+    def _count_drop(self, kind: DropReason) -> None:
+        # A shard has several ranks, and is counted once.
+        if self._layout.is_writer:
+            self._counters.dropped(kind)
 
     def _copy_in_place(self, plan: ShardPlan, bundle: BundleWriter | None) -> int:
         assert bundle is not None  # noqa: S101  # every peer made one
@@ -328,24 +325,26 @@ class Publisher:
         if refusal.final:
             self._everybody_off = True
             self._disable(self._disabled or refusal.reason)
+            self._count_drop(refusal.kind)
             return PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
         if refusal.announced:
             self._seen.add(name.rollout_id)
             self._announce_drop(name, refusal.reason)
-        return self._dropped(name, reason, error)
+        return self._dropped(name, refusal.kind, reason, error)
 
     def _give_up(self, name: BundleName, error: Exception) -> PublishResult:
         """Drops an agreed rollout that this rank could not copy: without its mark the bundle is never committed."""
         reason = f"rank {self._layout.rank} could not copy its records: {error!r}"
         self._announce_drop(name, reason)
-        return self._dropped(name, reason, error)
+        return self._dropped(name, DropReason.NOT_COPIED, reason, error)
 
     def _announce_drop(self, name: BundleName, reason: str) -> None:
         if self._layout.is_writer and name.rollout_id >= 0:
             shard = self._session.closing_event(name.rollout_id, None, dropped_reason=reason)
             self._committer.submit(CommitJob(name=name, content=None, shard=shard, peers=0))
 
-    def _dropped(self, name: BundleName, reason: str, error: Exception | None) -> PublishResult:
+    def _dropped(self, name: BundleName, kind: DropReason, reason: str, error: Exception | None) -> PublishResult:
+        self._count_drop(kind)
         _log.error("rollout %d is dropped: %s", name.rollout_id, reason)
         if self._config.strict:
             raise RolloutDataError(f"rollout {name.rollout_id} is dropped: {reason}") from error
