@@ -37,7 +37,7 @@ class AlonePublisher:
         try:
             plan = make_plan(make_data(), alone(session.layout))
             # Not waited for: there are many of them in a step, and each would hold up this rank's peers.
-            self._quota.await_room(plan.data_bytes, session.spool.filling(session.config.run_id, name), wait_s=0.0)
+            self._quota.await_room(plan.data_bytes, 1, session.spool.unfinished(session.config.run_id, name), 0.0)
             bundle = session.start_bundle(name, plan)
             bundle.file.write_header()
             copied = copy_own(plan, 0, bundle.file.data)

@@ -57,7 +57,7 @@ class Committer:
         self._files = session.files
         self._quota, self._counters, self._launcher = quota, counters, launcher
         self._stats = StatsFile(session.spool.path, config.run_id, layout.rank, counters)
-        self._spares, self._spare_bytes = session.shards_here, 0
+        self._shards_here, self._spare_bytes = session.shards_here, 0
         self._jobs: queue.SimpleQueue[CommitJob | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._open_jobs = 0
@@ -84,7 +84,7 @@ class Committer:
         with self._lock:
             self._open_jobs += 1
         if job.content is not None:
-            self._quota.add(job.shard.raw_bytes)
+            self._quota.add(job.shard.raw_bytes, self._shards_here if job.shard.stream == TRAIN_STREAM else 1)
         self._jobs.put(job)
 
     def close(self, timeout_s: float) -> bool:
@@ -134,8 +134,8 @@ class Committer:
     def _try(self, what: str, work: Callable[[], None]) -> None:
         try:
             work()
-        except (OSError, SpoolError) as exc:
-            self._complain(what, str(exc))
+        except Exception as exc:  # noqa: BLE001  # the thread must live on, and do the other things
+            self._complain(what, str(exc) or repr(exc))
 
     def _complain(self, what: str, why: str) -> None:
         if self._troubles.get(what) != why:
@@ -149,7 +149,7 @@ class Committer:
 
     def _keep_spares(self) -> None:
         if self._spare_bytes:
-            self._spool.pool.keep_spares(self._spares, self._spare_bytes)
+            self._spool.pool.keep_spares(self._shards_here, self._spare_bytes)
 
     def _commit_or_drop(self, job: CommitJob) -> None:
         if job.content is not None:

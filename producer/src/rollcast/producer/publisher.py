@@ -30,6 +30,7 @@ from rollcast.producer.stats import Counters, PublisherStats
 from rollcast.schemas.errors import ContractError
 
 _EXIT_FLUSH_S = 5.0
+_LEAST_COMMIT_S = 1.0
 # Digest and part count of a slot, and some room for the rest of the event.
 _CLOSING_BYTES_A_SLOT = 20
 _DRAIN_LOOK_EVERY_S = 0.05
@@ -118,8 +119,8 @@ class Publisher:
     def close(self, timeout_s: float) -> bool:
         """Commits what is filled and waits for Kafka to have it; tells whether all of this rank was delivered.
 
-        What is not delivered within the bound stays in the spool, and the shipper goes on with it. Nothing can be
-        published afterwards.
+        It takes up to a second longer where what is filled could not be committed within the bound. What is not
+        delivered by then stays in the spool, and the shipper goes on with it. Nothing can be published afterwards.
         """
         if not self._layout.takes_part or self._disabled is not None:
             return self._disabled is None
@@ -128,7 +129,7 @@ class Publisher:
             if time.monotonic() > deadline:
                 break
             time.sleep(_DRAIN_LOOK_EVERY_S)
-        finished = self._committer.close(max(0.0, deadline - time.monotonic()))
+        finished = self._committer.close(max(_LEAST_COMMIT_S, deadline - time.monotonic()))
         atexit.unregister(self._flush_at_exit)
         self._trainer_lock.close()
         self._run_lock.close()
@@ -275,8 +276,8 @@ class Publisher:
 
     def _await_room(self, name: BundleName, plan: ShardPlan) -> None:
         assert self._quota is not None  # noqa: S101  # it is there unless this rank is off
-        own = self._session.spool.filling(self._config.run_id, name)
-        self._quota.await_room(plan.data_bytes, own, self._config.block_up_to_s)
+        unfinished = self._session.spool.unfinished(self._config.run_id, name)
+        self._quota.await_room(plan.data_bytes, self._session.shards_here, unfinished, self._config.block_up_to_s)
 
     def _check_spool(self) -> None:
         spool = self._session.spool

@@ -1,4 +1,4 @@
-"""The quota of a spool: is there room for one more bundle, and how long to wait for it."""
+"""The quota of a spool: is there room for one more rollout, and how long to wait for it."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ _PAUSE_PER_WALK = 20
 
 
 class Quota:
-    """Decides whether a spool takes another bundle.
+    """Decides whether a spool takes another rollout.
 
     What the spool holds is measured in the background and remembered, so that a publish into a spool with room walks
     no folder. Only a spool that seems full is measured by the training thread, which then may wait for the shipper.
@@ -38,10 +38,10 @@ class Quota:
         with self._lock:
             return SpoolUsage(self._measured.size + self._added.size, self._measured.bundles + self._added.bundles)
 
-    def add(self, size: int) -> None:
-        """Counts a bundle of this process until the next measurement finds it."""
+    def add(self, size: int, shards: int) -> None:
+        """Counts a bundle, and as many as its peers are adding, until the next measurement finds them."""
         with self._lock:
-            self._added = SpoolUsage(self._added.size + size, self._added.bundles + 1)
+            self._added = SpoolUsage(self._added.size + shards * size, self._added.bundles + shards)
 
     def measure(self) -> None:
         """Measures the spool, unless that was done just now; for a background thread."""
@@ -58,30 +58,32 @@ class Quota:
         ended = time.monotonic()
         self._next_walk = ended + _PAUSE_PER_WALK * (ended - started)
 
-    def await_room(self, size: int, own: Path, wait_s: float) -> None:
-        """Returns when there is room for a bundle; at once where there is.
+    def await_room(self, size: int, shards: int, unfinished: str, wait_s: float) -> None:
+        """Returns when there is room for a rollout's bundles; at once where there is.
 
         Args:
-            size: of the bundle.
-            own: where it will be filled; a peer may have begun already, which takes no room from this one.
-            wait_s: longest wait; a bundle larger than the whole quota is not waited for.
+            size: of one bundle.
+            shards: number of bundles that the writers of this spool are about to add; all about that size.
+            unfinished: how the paths of these bundles begin; peers may have begun them, which takes no room from them.
+            wait_s: longest wait; what is larger than the whole quota is not waited for.
 
         Raises:
             SpoolFullError: there was none within the bound.
         """
-        if self._fits(self.held, size):
+        need = SpoolUsage(shards * size, shards)
+        if self._fits(self.held, need):
             return
-        deadline = time.monotonic() + (wait_s if size <= self._max_bytes else 0.0)
-        while not self._fits(held := measure_spool(self._spool, besides=own), size):
+        deadline = time.monotonic() + (wait_s if self._fits(SpoolUsage(), need) else 0.0)
+        while not self._fits(held := measure_spool(self._spool, unfinished), need):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise SpoolFullError(
-                    f"the spool {self._spool} holds {held.bundles} bundles with {held.size} bytes and the shard has "
-                    f"{size}: max_spool_bundles is {self._max_bundles}, max_spool_bytes {self._max_bytes}; "
-                    "is Kafka reachable?"
+                    f"the spool {self._spool} holds {held.bundles} bundles with {held.size} bytes and the rollout "
+                    f"needs {need.bundles} with {need.size}: max_spool_bundles is {self._max_bundles}, "
+                    f"max_spool_bytes {self._max_bytes}; is Kafka reachable?"
                 )
             # Looking, not waiting on a primitive: another process empties the spool.
             time.sleep(min(_LOOK_EVERY_S, left_s))
 
-    def _fits(self, held: SpoolUsage, size: int) -> bool:
-        return held.size + size <= self._max_bytes and held.bundles < self._max_bundles
+    def _fits(self, held: SpoolUsage, need: SpoolUsage) -> bool:
+        return held.size + need.size <= self._max_bytes and held.bundles + need.bundles <= self._max_bundles

@@ -107,6 +107,11 @@ class SpoolFolder:
         """Returns where a bundle is filled."""
         return self.run_folder(run_id) / f".{name}{_FILLING}"
 
+    def unfinished(self, run_id: str, name: BundleName) -> str:
+        """Returns how the paths begin where the bundles of one rollout are filled, or of one policy-loss call."""
+        source = "dp" if name.source.startswith("dp") else f"{name.source}."
+        return str(self.run_folder(run_id) / f".{name.rollout_id}-a{name.attempt}-{source}")
+
     def marking(self, run_id: str, name: BundleName) -> Path:
         """Returns where the mark of a dropped rollout is made; not where peers may still be giving up the bundle."""
         return self.run_folder(run_id) / f".{name}{_MARKING}"

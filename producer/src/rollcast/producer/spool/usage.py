@@ -22,19 +22,19 @@ class SpoolUsage:
     bundles: int = 0
 
 
-def measure_spool(root: Path, besides: Path | None = None) -> SpoolUsage:
+def measure_spool(root: Path, besides: str | None = None) -> SpoolUsage:
     """Returns what the spool holds, found by walking it, so it is right whoever filled it and whenever.
 
     Args:
         root: the spool folder.
-        besides: folder of a bundle that is not to be counted.
+        besides: how the paths of bundles begin that are not to be counted.
     """
     size = bundles = 0
     for run in _folders(os.fspath(root)):
         if run.name.startswith("."):
             continue
         for bundle in _folders(run.path):
-            if besides is None or bundle.path != os.fspath(besides):
+            if besides is None or not bundle.path.startswith(besides):
                 for file in _entries(bundle.path):
                     # A bundle may be shipped and removed while it is being measured.
                     with contextlib.suppress(FileNotFoundError):
