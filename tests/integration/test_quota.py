@@ -103,7 +103,7 @@ def test_bundles_that_peers_have_begun_take_no_room_from_their_own_rollout(tmp_p
         (spool.run_folder("run/1") / f".{name}.filling").mkdir(parents=True)
         (spool.run_folder("run/1") / f".{name}.filling" / "tensors.safetensors").write_bytes(bytes(100))
     quota.measure()
-    assert quota.held == SpoolUsage(200, 2)
+    assert quota.held() == SpoolUsage(200, 2)
     run = f"{spool.run_folder('run/1')}/"
     quota.await_room(100, 2, f"{run}.7-a1-dp", 0.0)
     with pytest.raises(SpoolFullError, match="holds 2 bundles with 200 bytes"):

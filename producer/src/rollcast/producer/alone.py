@@ -8,7 +8,6 @@ from rollcast.producer.committer import CommitJob, Committer
 from rollcast.producer.copy import copy_own
 from rollcast.producer.errors import SpoolFullError
 from rollcast.producer.plan import make_plan
-from rollcast.producer.quota import Quota
 from rollcast.producer.result import DropReason, PublishResult, PublishStatus
 from rollcast.producer.session import Session, alone
 from rollcast.producer.spool.folder import BundleName
@@ -20,8 +19,8 @@ _log = logging.getLogger("rollcast.producer")
 class AlonePublisher:
     """Publishes a rank's own records, numbered from 0."""
 
-    def __init__(self, session: Session, quota: Quota, committer: Committer, counters: Counters) -> None:
-        self._session, self._quota, self._committer, self._counters = session, quota, committer, counters
+    def __init__(self, session: Session, committer: Committer, counters: Counters) -> None:
+        self._session, self._committer, self._counters = session, committer, counters
         self._published = 0
 
     def publish(self, stream_kind: str, make_data: Callable[[], Mapping[str, Any]]) -> PublishResult:
@@ -37,7 +36,7 @@ class AlonePublisher:
         try:
             plan = make_plan(make_data(), alone(session.layout))
             # Not waited for: there are many of them in a step, and each would hold up this rank's peers.
-            self._quota.await_room(plan.data_bytes, 1, session.spool.unfinished(session.config.run_id, name), 0.0)
+            session.quota.await_room(plan.data_bytes, 1, session.spool.unfinished(session.config.run_id, name), 0.0)
             bundle = session.start_bundle(name, plan)
             bundle.file.write_header()
             copied = copy_own(plan, 0, bundle.file.data)
@@ -49,6 +48,7 @@ class AlonePublisher:
             self._counters.dropped(DropReason.SPOOL_FULL if full else DropReason.BAD_DATA)
             _log.error("%s record %d of rank %d is dropped: %s", stream_kind, number, rank, exc)
             return PublishResult(status=PublishStatus.DROPPED, reason=str(exc))
+        session.quota.add(plan.data_bytes, 1)
         shard = session.closing_event(number, plan, stream=f"{stream_kind}/{rank}")
         self._committer.submit(CommitJob(name=name, content=plan.records, shard=shard, peers=1))
         return PublishResult(status=PublishStatus.PUBLISHED, copied_bytes=copied, raw_bytes=plan.data_bytes)

@@ -13,7 +13,6 @@ from pathlib import Path
 
 from rollcast.producer.errors import BundleExistsError, SpoolError
 from rollcast.producer.plan import ShardRecords
-from rollcast.producer.quota import Quota
 from rollcast.producer.result import DropReason
 from rollcast.producer.session import Session
 from rollcast.producer.shipper.launch import ShipperLauncher
@@ -50,12 +49,12 @@ class CommitJob:
 class Committer:
     """Commits in the background; its thread starts with the first rollout, so nothing runs before a fork."""
 
-    def __init__(self, session: Session, quota: Quota, counters: Counters, launcher: ShipperLauncher | None) -> None:
+    def __init__(self, session: Session, counters: Counters, launcher: ShipperLauncher | None) -> None:
         config, layout = session.config, session.layout
         self._spool, self._run_id = session.spool, config.run_id
         self._fill_timeout_s, self._fsync = config.commit_timeout_s, config.fsync == "background"
         self._files = session.files
-        self._quota, self._counters, self._launcher = quota, counters, launcher
+        self._quota, self._counters, self._launcher = session.quota, counters, launcher
         self._stats = StatsFile(session.spool.path, config.run_id, layout.rank, counters)
         self._shards_here, self._spare_bytes = session.shards_here, 0
         self._jobs: queue.SimpleQueue[CommitJob | None] = queue.SimpleQueue()
@@ -83,8 +82,6 @@ class Committer:
         self.start()
         with self._lock:
             self._open_jobs += 1
-        if job.content is not None:
-            self._quota.add(job.shard.raw_bytes, self._shards_here if job.shard.stream == TRAIN_STREAM else 1)
         self._jobs.put(job)
 
     def close(self, timeout_s: float) -> bool:
@@ -105,7 +102,7 @@ class Committer:
                 self._try("keep a spare file", self._keep_spares)
                 continue
             if job is None:
-                self._try("write its counters", self._stats.write)
+                self._record()
                 return
             try:
                 self._commit_or_drop(job)
@@ -124,11 +121,14 @@ class Committer:
             self._complain("be found", "the folder was removed or replaced")
             return
         self._try("be measured", self._quota.measure)
-        self._try("take the marks of dropped rollouts", self._mark_dropped)
+        self._record()
         # A rank that commits nothing leaves the shipper to those that do.
         if self._launcher is not None and self._has_committed:
             self._try("be given a shipper", self._launcher.tend)
         self._try("have its pool prepared", self._files.prefault)
+
+    def _record(self) -> None:
+        self._try("take the marks of dropped rollouts", self._mark_dropped)
         self._try("take this rank's counters", self._stats.write)
 
     def _try(self, what: str, work: Callable[[], None]) -> None:

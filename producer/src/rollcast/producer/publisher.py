@@ -18,7 +18,6 @@ from rollcast.producer.copy import clear_unheld, copy_own, receive_from, send_ow
 from rollcast.producer.errors import ControlError, ProducerError, RolloutDataError, SpoolFullError
 from rollcast.producer.parallel import current_layout
 from rollcast.producer.plan import ShardPlan, make_plan
-from rollcast.producer.quota import Quota
 from rollcast.producer.result import DropReason, PublishResult, PublishStatus, Stopwatch
 from rollcast.producer.session import Session, open_session
 from rollcast.producer.shipper.launch import LOG_NAME, ShipperLauncher
@@ -64,7 +63,7 @@ class Publisher:
         self._seen: set[int] = set()
         self._process = os.getpid()
         self._counters = Counters()
-        self._quota: Quota | None = None
+        self._held: Callable[[], SpoolUsage] = SpoolUsage
         self._disabled: str | None = None
         # Once it is true, no rank enters the control collective any more.
         self._everybody_off = False
@@ -114,7 +113,7 @@ class Publisher:
     @property
     def stats(self) -> PublisherStats:
         """What this rank has published, dropped and waited so far, and what the spool holds."""
-        return self._counters.snapshot(self._quota.held if self._quota is not None else SpoolUsage())
+        return self._counters.snapshot(self._held())
 
     def close(self, timeout_s: float) -> bool:
         """Commits what is filled and waits for Kafka to have it; tells whether all of this rank was delivered.
@@ -159,9 +158,9 @@ class Publisher:
         session.spool.set_destination(config.run_id, config.destination)
         self._run_lock = register(session.spool.run_folder(config.run_id), self._layout.rank, trainer)
         self._launcher = ShipperLauncher(session.spool, config) if config.start_shipper else None
-        self._quota = Quota(session.spool.path, config)
-        self._committer = Committer(session, self._quota, self._counters, self._launcher)
-        self._alone = AlonePublisher(session, self._quota, self._committer, self._counters)
+        self._held = session.quota.held
+        self._committer = Committer(session, self._counters, self._launcher)
+        self._alone = AlonePublisher(session, self._committer, self._counters)
         atexit.register(self._flush_at_exit)
 
     def _guarded(self, work: Callable[[Stopwatch], PublishResult], what: str) -> PublishResult:
@@ -207,7 +206,11 @@ class Publisher:
             message = [self._vote_for(prepared, number), 0, number]
         else:
             message = [Vote.READY, prepared.plan.digest, number]
-        refusal = decide(self._control.members, self._control.exchange(message))
+        try:
+            refusal = decide(self._control.members, self._control.exchange(message))
+        except ControlError:
+            _discard(prepared)
+            raise
         watch.lap("agree")
         if refusal is not None:
             return self._refuse(name, refusal, prepared)
@@ -219,10 +222,12 @@ class Publisher:
                 self._copy_in_place(plan, bundle) if self._session.in_place else self._send_and_receive(plan, bundle)
             )
         except ControlError:
+            _discard(prepared)
             raise
         except Exception as exc:  # noqa: BLE001  # whatever it is, this rollout alone is lost
             return self._give_up(name, exc)
         watch.lap("copy")
+        self._session.quota.add(plan.data_bytes, self._session.shards_here)
         self._committer.start()
         if self._layout.is_writer:
             fillers = self._layout.context_parallel_size if self._session.in_place else 1
@@ -275,9 +280,10 @@ class Publisher:
         return Vote.BAD_DATA if isinstance(error, (ContractError, TypeError, ValueError)) else Vote.FAILED
 
     def _await_room(self, name: BundleName, plan: ShardPlan) -> None:
-        assert self._quota is not None  # noqa: S101  # it is there unless this rank is off
         unfinished = self._session.spool.unfinished(self._config.run_id, name)
-        self._quota.await_room(plan.data_bytes, self._session.shards_here, unfinished, self._config.block_up_to_s)
+        self._session.quota.await_room(
+            plan.data_bytes, self._session.shards_here, unfinished, self._config.block_up_to_s
+        )
 
     def _check_spool(self) -> None:
         spool = self._session.spool
@@ -320,8 +326,7 @@ class Publisher:
 
     def _refuse(self, name: BundleName, refusal: Refusal, prepared: _Prepared | Exception) -> PublishResult:
         error = prepared if isinstance(prepared, Exception) else None
-        if not isinstance(prepared, Exception) and prepared.bundle is not None:
-            prepared.bundle.discard()
+        _discard(prepared)
         reason = f"{refusal.reason}: {error}" if error else refusal.reason
         if refusal.final:
             self._everybody_off = True
@@ -360,6 +365,11 @@ class Publisher:
             return
         self._disabled = reason
         _log.error("publishing is switched off on rank %d, training goes on: %s", self._layout.rank, reason)
+
+
+def _discard(prepared: _Prepared | Exception) -> None:
+    if not isinstance(prepared, Exception) and prepared.bundle is not None:
+        prepared.bundle.discard()
 
 
 def _number(rollout_id: object) -> int:

@@ -32,9 +32,8 @@ class Quota:
         self._added = SpoolUsage()
         self._next_walk = 0.0
 
-    @property
     def held(self) -> SpoolUsage:
-        """About what the spool holds."""
+        """Returns about what the spool holds."""
         with self._lock:
             return SpoolUsage(self._measured.size + self._added.size, self._measured.bundles + self._added.bundles)
 
@@ -71,7 +70,7 @@ class Quota:
             SpoolFullError: there was none within the bound.
         """
         need = SpoolUsage(shards * size, shards)
-        if self._fits(self.held, need):
+        if self._fits(self.held(), need):
             return
         deadline = time.monotonic() + (wait_s if self._fits(SpoolUsage(), need) else 0.0)
         while not self._fits(held := measure_spool(self._spool, unfinished), need):

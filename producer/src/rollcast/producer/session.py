@@ -12,6 +12,7 @@ from rollcast.producer.control import Control
 from rollcast.producer.errors import ProducerError
 from rollcast.producer.parallel import ParallelLayout
 from rollcast.producer.plan import ShardPlan
+from rollcast.producer.quota import Quota
 from rollcast.producer.spool.folder import BundleName, SpoolFolder
 from rollcast.producer.spool.tensor_file import TensorFiles
 from rollcast.producer.spool.trainers import living_trainers
@@ -35,6 +36,7 @@ class Session:
         files: opens the tensor files of this process.
         in_place: the context-parallel peers map one file; otherwise they send their pieces to the writer.
         shards_here: number of shards that are written to this spool.
+        quota: of the spool.
     """
 
     config: PublisherConfig
@@ -44,6 +46,7 @@ class Session:
     files: TensorFiles
     in_place: bool
     shards_here: int
+    quota: Quota
 
     @property
     def shard_source(self) -> str:
@@ -135,6 +138,7 @@ def open_session(config: PublisherConfig, layout: ParallelLayout, control: Contr
         files=TensorFiles(spool.pool),
         in_place=_in_place(config, places),
         shards_here=len(here),
+        quota=Quota(spool.path, config),
     )
 
 
