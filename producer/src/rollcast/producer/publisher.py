@@ -1,16 +1,15 @@
 """The publisher: what a trainer calls after each rollout."""
 
-import atexit
 import logging
 import operator
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rollcast.producer.alone import AlonePublisher
-from rollcast.producer.committer import CommitJob, Committer
+from rollcast.producer.background import Background
+from rollcast.producer.committer import CommitJob
 from rollcast.producer.config import PublisherConfig
 from rollcast.producer.context_parallel import ContextLayout
 from rollcast.producer.control import Control, Refusal, Vote, decide
@@ -20,19 +19,14 @@ from rollcast.producer.parallel import current_layout
 from rollcast.producer.plan import ShardPlan, make_plan
 from rollcast.producer.result import DropReason, PublishResult, PublishStatus, Stopwatch
 from rollcast.producer.session import Session, open_session
-from rollcast.producer.shipper.launch import LOG_NAME, ShipperLauncher
 from rollcast.producer.spool.folder import BundleName
-from rollcast.producer.spool.trainers import LivingTrainer, register
 from rollcast.producer.spool.usage import SpoolUsage
 from rollcast.producer.spool.write import BundleWriter
 from rollcast.producer.stats import Counters, PublisherStats
 from rollcast.schemas.errors import ContractError
 
-_EXIT_FLUSH_S = 5.0
-_LEAST_COMMIT_S = 1.0
 # Digest and part count of a slot, and some room for the rest of the event.
 _CLOSING_BYTES_A_SLOT = 20
-_DRAIN_LOOK_EVERY_S = 0.05
 
 _log = logging.getLogger("rollcast.producer")
 
@@ -123,45 +117,15 @@ class Publisher:
         """
         if not self._layout.takes_part or self._disabled is not None:
             return self._disabled is None
-        deadline = time.monotonic() + timeout_s
-        while (drained := not (self._committer.busy or self._session.waiting())) is False:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(_DRAIN_LOOK_EVERY_S)
-        finished = self._committer.close(max(_LEAST_COMMIT_S, deadline - time.monotonic()))
-        atexit.unregister(self._flush_at_exit)
-        self._trainer_lock.close()
-        self._run_lock.close()
+        delivered = self._background.close(timeout_s)
         self._disabled, self._everybody_off = "the publisher is closed", True
-        delivered = finished and drained and not self._session.set_aside()
-        if not delivered:
-            self._tell_what_waits(timeout_s)
         return delivered
 
-    def _tell_what_waits(self, timeout_s: float) -> None:
-        spool = self._session.spool
-        said = f"; its log {spool.path / LOG_NAME} ends with: {self._launcher.last_words()}" if self._launcher else ""
-        _log.warning(
-            "after %g s, %d bundles of run %r wait in %s for Kafka at %s; rollcast-ship goes on%s",
-            timeout_s,
-            len(spool.bundles_of(self._config.run_id)),
-            self._config.run_id,
-            spool.path,
-            self._config.bootstrap_servers,
-            said,
-        )
-
     def _start(self, session: Session) -> None:
-        config, trainer = self._config, LivingTrainer(session.attempt, self._process)
-        session.spool.sweep_unfinished(config.run_id, session.attempt)
-        self._trainer_lock = session.spool.register_trainer()
-        session.spool.set_destination(config.run_id, config.destination)
-        self._run_lock = register(session.spool.run_folder(config.run_id), self._layout.rank, trainer)
-        self._launcher = ShipperLauncher(session.spool, config) if config.start_shipper else None
+        self._background = Background(session, self._counters)
         self._held = session.quota.held
-        self._committer = Committer(session, self._counters, self._launcher)
+        self._committer = self._background.committer
         self._alone = AlonePublisher(session, self._committer, self._counters)
-        atexit.register(self._flush_at_exit)
 
     def _guarded(self, work: Callable[[Stopwatch], PublishResult], what: str) -> PublishResult:
         watch = Stopwatch()
@@ -355,10 +319,6 @@ class Publisher:
         if self._config.strict:
             raise RolloutDataError(f"rollout {name.rollout_id} is dropped: {reason}") from error
         return PublishResult(status=PublishStatus.DROPPED, reason=reason)
-
-    def _flush_at_exit(self) -> None:
-        if os.getpid() == self._process:
-            self._committer.close(_EXIT_FLUSH_S)
 
     def _disable(self, reason: str) -> None:
         if self._disabled is not None:

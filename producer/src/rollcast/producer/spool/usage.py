@@ -37,7 +37,7 @@ def measure_spool(root: Path, besides: str | None = None) -> SpoolUsage:
             if besides is None or not bundle.path.startswith(besides):
                 for file in _entries(bundle.path):
                     # A bundle may be shipped and removed while it is being measured.
-                    with contextlib.suppress(FileNotFoundError):
+                    with contextlib.suppress(OSError):
                         size += file.stat().st_size
                         bundles += file.name == TENSORS_NAME
     return SpoolUsage(size, bundles)
@@ -48,5 +48,6 @@ def _folders(path: str) -> Iterator[os.DirEntry[str]]:
 
 
 def _entries(path: str) -> Iterator[os.DirEntry[str]]:
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(path) as entries:
+    # What is gone by now, or another user's, is not counted: a trainer must not stop for it.
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
         yield from entries
