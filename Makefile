@@ -36,6 +36,7 @@ bench: $(READY) ## measure; prints ratios and writes benchmarks/results/
 	$(BIN)/python -W ignore benchmarks/end_to_end.py --on disk
 	$(BIN)/python -W ignore benchmarks/size.py
 	$(BIN)/python -W ignore benchmarks/growth.py
+	$(BIN)/python -W ignore benchmarks/pages.py
 
 format: $(READY) ## format the code
 	$(BIN)/ruff format .

@@ -12,6 +12,7 @@ from rollcast.producer.errors import ShipperError
 from rollcast.producer.shipper.publisher_stats import PublisherStats, read_publisher_stats
 from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.spool.folder import SpoolFolder
+from rollcast.producer.spool.usage import measure_spool
 
 LOOPBACK = "127.0.0.1"
 
@@ -93,7 +94,7 @@ class _SpoolCollector(Collector):
             label = [str(spool.path)]
             progress.add_metric(label, stats.seconds_since_progress)
             depth.add_metric(label, len(spool.bundles()))
-            size.add_metric(label, spool.used_bytes())
+            size.add_metric(label, measure_spool(spool.path).size)
         yield from (progress, depth, size)
         writers = [(str(spool.path), found) for spool, _ in self._spools for found in read_publisher_stats(spool.path)]
         yield from _publishers(writers)
