@@ -27,9 +27,15 @@ check: $(READY) ## lint, types, and who may import whom
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
+bench: export PYTHONPATH := tests:deploy/local
 bench: $(READY) ## measure; prints ratios and writes benchmarks/results/
-	PYTHONPATH=tests $(BIN)/python -W ignore benchmarks/restore.py
-	PYTHONPATH=tests $(BIN)/python -W ignore benchmarks/stall.py
+	$(BIN)/python -W ignore benchmarks/restore.py
+	$(BIN)/python -W ignore benchmarks/stall.py
+	$(BIN)/python -W ignore benchmarks/interference.py
+	$(BIN)/python -W ignore benchmarks/end_to_end.py --on memory
+	$(BIN)/python -W ignore benchmarks/end_to_end.py --on disk
+	$(BIN)/python -W ignore benchmarks/size.py
+	$(BIN)/python -W ignore benchmarks/growth.py
 	$(BIN)/python -W ignore benchmarks/pages.py
 
 format: $(READY) ## format the code

@@ -14,7 +14,7 @@ from rollcast.consumer.difference import differences
 from rollcast.producer import Publisher, PublisherConfig, PublishStatus
 from rollcast.producer.committer import CommitJob, Committer
 from rollcast.producer.control import Control
-from rollcast.producer.copy import clear_unheld, copy_own
+from rollcast.producer.copy import copy_own
 from rollcast.producer.errors import ProducerError, RolloutDataError, SpoolError, SpoolFullError
 from rollcast.producer.parallel import ParallelLayout
 from rollcast.producer.plan import make_plan
@@ -22,6 +22,7 @@ from rollcast.producer.session import Session, open_session
 from rollcast.producer.spool.folder import BundleName, SpoolFolder
 from rollcast.producer.spool.pool import TensorPool
 from rollcast.producer.spool.read import read_bundle
+from rollcast.producer.spool.tensor_file import finish_tensor_file
 from rollcast.producer.spool.write import BundleWriter
 from rollcast.producer.stats import Counters
 from rollcast.schemas import build_dump_payload
@@ -250,9 +251,9 @@ def test_what_no_rank_holds_reads_as_zero_in_a_recycled_file(tmp_path: Path) -> 
     used.file.data.fill_(255)
     session.spool.pool.give(used.path / "tensors.safetensors")
     bundle = session.start_bundle(BundleName(1, 1, "dp0"), plans[0])
-    clear_unheld(plans[0], bundle.file.data)
     for rank, plan in enumerate(plans):
         copy_own(plan, rank, bundle.file.data)
+    finish_tensor_file(bundle.path / "tensors.safetensors", plans[0].records)
     whole = make_plan(whole_shard(0, 0, 1), ParallelLayout())
     expected = torch.zeros(whole.data_bytes, dtype=torch.uint8)
     copy_own(whole, 0, expected)

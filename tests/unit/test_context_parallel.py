@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollcast.producer import get_logits_and_tokens_offset_with_cp, restore_context_parallel_fields_to_cpu
-from rollcast.producer.context_parallel import ContextLayout, response_spans, spans_by_rank
+from rollcast.producer.context_parallel import ContextLayout, pieces_of, response_spans, spans_of
 from rollcast.producer.errors import RolloutDataError
 
 
@@ -30,11 +30,7 @@ def test_two_ranks_hold_the_outer_and_the_inner_chunks(total: int, response: int
 
 
 def test_contiguous_ranks_hold_one_run_each() -> None:
-    spans = spans_by_rank(ContextLayout.CONTIGUOUS, 2, 10, 8)
-    assert [[token for low, high in held for token in range(low, high)] for held in spans] == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-    ]
+    assert pieces_of(ContextLayout.CONTIGUOUS, 2, 10, 8) == ((4, 0), (4, 1))
 
 
 @given(
@@ -48,11 +44,37 @@ def test_the_ranks_together_hold_each_token_once(
     layout: ContextLayout, total: int, part: float, size: int, padding: int
 ) -> None:
     response = int(total * part)
-    spans = spans_by_rank(layout, size, total, response, total + padding)
+    pieces = pieces_of(layout, size, total, response, total + padding)
+    assert sum(tokens for tokens, _ in pieces) == response
+    spans = [spans_of(rank, pieces) for rank in range(size)]
     together = sorted(token for held in spans for low, high in held for token in range(low, high))
     # Without a prompt there is no logit before the first token, so with context parallelism nobody holds it.
     first = 1 if size > 1 and response == total else 0
     assert together == list(range(first, response))
+
+
+@given(
+    total=st.integers(1, 400),
+    part=st.floats(0, 1),
+    size=st.sampled_from([2, 3, 4, 8]),
+    padding=st.integers(0, 50),
+    qkv_format=st.sampled_from(["thd", "bshd"]),
+)
+def test_the_pieces_are_those_of_the_two_chunks_of_each_rank(
+    total: int, part: float, size: int, padding: int, qkv_format: str
+) -> None:
+    response = int(total * part)
+    first = total - response - 1
+    pieces = pieces_of(ContextLayout(f"zigzag-{qkv_format}"), size, total, response, total + padding)
+    for rank in range(size):
+        _, _, logits, _ = get_logits_and_tokens_offset_with_cp(total, response, qkv_format, total + padding, rank, size)
+        tokens = [logit - first for low, high in logits for logit in range(low, high)]
+        assert [token for low, high in spans_of(rank, pieces) for token in range(low, high)] == tokens
+
+
+def test_a_padded_length_below_the_sequence_is_refused() -> None:
+    with pytest.raises(RolloutDataError, match="at least total_length 8, not 7"):
+        pieces_of(ContextLayout.ZIGZAG_BSHD, 2, 8, 3, 7)
 
 
 def test_offsets_are_those_of_the_two_chunks() -> None:

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures.rollouts import context_parallel_share, whole_shard
-from rollcast.producer.context_parallel import ContextLayout, spans_by_rank
+from rollcast.producer.context_parallel import ContextLayout, pieces_of, spans_of
 from rollcast.producer.copy import copy_own, receive_from, send_own
 from rollcast.producer.errors import RolloutDataError
 from rollcast.producer.parallel import ParallelLayout
 from rollcast.producer.plan import make_plan
+from rollcast.schemas.events import SHARD_SLOT
 
 
 def _layout(rank: int, size: int) -> ParallelLayout:
@@ -37,9 +38,8 @@ def test_the_copies_of_all_peers_fill_the_file_without_overlap(size: int, in_pla
     assert len({plan.data_bytes for plan in plans}) == 1
     filled = torch.zeros(plans[0].data_bytes, dtype=torch.int32)
     for rank, plan in enumerate(plans):
-        for tensor in plan.tensors:
-            for offset, _, length in tensor.segments(rank):
-                filled[offset : offset + length] += 1
+        for _, target, _, length in plan.records.segments(rank).as_tuples():
+            filled[target : target + length] += 1
     # Only the first token of the two samples without a prompt is held by nobody, in four fields.
     unfilled = 0 if size == 1 else 2 * (2 + 4 + 12 + 8)
     assert filled.max() == 1
@@ -56,7 +56,7 @@ def test_slicing_and_restoring_are_inverse(lengths: list[tuple[int, int]], cut: 
     for tensor, (total, response) in zip(whole, lengths, strict=True):
         if size > 1 and total == response and response:
             tensor[0] = 0
-    spans = [spans_by_rank(cut, size, total, response, 64) for total, response in lengths]
+    pieces = [pieces_of(cut, size, total, response, 64) for total, response in lengths]
     restored: torch.Tensor | None = None
     for rank in range(size):
         share = {
@@ -64,8 +64,8 @@ def test_slicing_and_restoring_are_inverse(lengths: list[tuple[int, int]], cut: 
             "total_lengths": [total for total, _ in lengths],
             "max_seq_lens": [64] * len(lengths),
             "values": [
-                torch.cat([tensor[low:high] for low, high in by_rank[rank]] or [tensor[:0]])
-                for tensor, by_rank in zip(whole, spans, strict=True)
+                torch.cat([tensor[low:high] for low, high in spans_of(rank, held)] or [tensor[:0]])
+                for tensor, held in zip(whole, pieces, strict=True)
             ],
         }
         plan = make_plan(share, _layout(rank, size), context_layout=cut)
@@ -77,13 +77,13 @@ def test_slicing_and_restoring_are_inverse(lengths: list[tuple[int, int]], cut: 
 
 def test_a_rank_that_cannot_read_its_tensors_still_sends_every_message_and_says_so() -> None:
     plans = [make_plan(_share(rank, 2), _layout(rank, 2), in_place=False) for rank in range(2)]
-    tensors = [
-        replace(tensor, source=torch.empty_like(tensor.source, device="meta")) if number % 3 == 0 else tensor
-        for number, tensor in enumerate(plans[1].tensors)
-    ]
+    sources = tuple(
+        torch.empty_like(source, device="meta") if number % 3 == 0 else source
+        for number, source in enumerate(plans[1].sources)
+    )
     messages: list[torch.Tensor] = []
     with pytest.raises(NotImplementedError):
-        send_own(replace(plans[1], tensors=tuple(tensors)), 1, messages.append, 100)
+        send_own(replace(plans[1], sources=sources), 1, messages.append, 100)
 
     def receive(buffer: torch.Tensor) -> None:
         buffer.copy_(messages.pop(0))
@@ -109,8 +109,8 @@ def test_the_records_hold_no_reference_to_the_trainers_memory() -> None:
     notes = ["before"]
     plan = make_plan(_share(0, 1, notes=notes), _layout(0, 1))
     notes[0] = "after"
-    values = {column.name: column.value for column in plan.records.slots[-1]}
-    assert values["notes"] == ["before"]
+    values = {column.name: column.plain for column in plan.records.columns}
+    assert values["notes"][SHARD_SLOT] == ["before"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from rollcast.consumer.errors import ConsumeConfigError
 from rollcast.schemas import DEFAULT_LIMITS, Limits, Topics
+from rollcast.schemas.kafka_security import KafkaSecurity
 
 _OPTIONS = {
     "bootstrap_servers": "--bootstrap",
@@ -38,6 +39,7 @@ class ConsumeConfig:
         session_timeout_ms: the group gives a member's partitions away when it was silent for so long.
         metadata_max_age_ms: how soon added partitions are noticed.
         limits: caps on what a record may claim.
+        security: how to log in to Kafka.
     """
 
     bootstrap_servers: str
@@ -54,6 +56,7 @@ class ConsumeConfig:
     session_timeout_ms: int = 10_000
     metadata_max_age_ms: int = 5_000
     limits: Limits = DEFAULT_LIMITS
+    security: KafkaSecurity = field(default_factory=KafkaSecurity)
 
     def __post_init__(self) -> None:
         """Refuses values that cannot work."""

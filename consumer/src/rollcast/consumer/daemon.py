@@ -290,6 +290,7 @@ class Daemon:
             max_poll_interval_ms=_MAX_POLL_INTERVAL_MS,
             max_partition_fetch_bytes=_MAX_PARTITION_FETCH_BYTES,
             metadata_max_age_ms=config.metadata_max_age_ms,
+            **config.security.client_options(),
         )
         consumer.subscribe([config.topics.records], listener=_Listener(self._revoked, self._assigned))
         return consumer

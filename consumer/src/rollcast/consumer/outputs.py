@@ -47,7 +47,11 @@ class Outputs:
     def __init__(self, config: ConsumeConfig) -> None:
         self._topics = config.topics
         self._producer: Any = AIOKafkaProducer(
-            bootstrap_servers=config.bootstrap_servers, client_id="rollcast-consume", acks="all", linger_ms=5
+            bootstrap_servers=config.bootstrap_servers,
+            client_id="rollcast-consume",
+            acks="all",
+            linger_ms=5,
+            **config.security.client_options(),
         )
 
     async def start(self) -> None:

@@ -22,7 +22,11 @@ class Positions:
 
     def __init__(self, config: ConsumeConfig) -> None:
         self._group_id = config.group_id
-        self._admin: Any = AIOKafkaAdminClient(bootstrap_servers=config.bootstrap_servers, client_id="rollcast-consume")
+        self._admin: Any = AIOKafkaAdminClient(
+            bootstrap_servers=config.bootstrap_servers,
+            client_id="rollcast-consume",
+            **config.security.client_options(),
+        )
 
     async def start(self) -> None:
         """Connects."""

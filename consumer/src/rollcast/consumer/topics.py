@@ -43,6 +43,7 @@ async def _connect(config: ConsumeConfig) -> Any:
         bootstrap_servers=config.bootstrap_servers,
         client_id="rollcast-consume",
         request_timeout_ms=int(config.connect_timeout_s * 1000),
+        **config.security.client_options(),
     )
     try:
         await admin.start()
@@ -58,7 +59,7 @@ async def _connect(config: ConsumeConfig) -> Any:
 
 async def _ensure_topics(admin: Any, config: ConsumeConfig) -> None:
     topics = config.topics
-    settings = topics.settings()
+    settings = topics.settings(config.replication_factor)
     existing = set(await admin.list_topics())
     missing = [name for name in settings if name not in existing]
     if not missing:

@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 import queue
 import shutil
 import threading
@@ -25,6 +26,7 @@ from rollcast.schemas.events import TRAIN_STREAM, DpShard
 _LOOK_EVERY_S = 0.005
 _TEND_EVERY_S = 1.0
 _KEPT_MARKS = 10_000
+_NICE = 10
 
 _log = logging.getLogger("rollcast.producer")
 
@@ -93,6 +95,9 @@ class Committer:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            # Training goes first: the peers may still be copying on the same cores.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while True:
             try:
                 job = self._jobs.get(timeout=_TEND_EVERY_S)

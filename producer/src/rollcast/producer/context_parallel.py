@@ -19,6 +19,9 @@ from rollcast.schemas.tensors import tensor_bytes
 Span: TypeAlias = tuple[int, int]
 """Half-open range of response tokens."""
 
+Piece: TypeAlias = tuple[int, int | None]
+"""Response tokens that follow each other, and the context-parallel rank that holds them; None: no rank does."""
+
 
 class ContextLayout(StrEnum):
     """How context parallelism cuts a sequence."""
@@ -96,22 +99,17 @@ def _clip(low: int, high: int, floor: int, ceiling: int) -> Span:
     return (low, high) if low < high else (0, 0)
 
 
-def response_spans(total_length: int, response_length: int, cp_rank: int, cp_size: int) -> list[Span]:
-    """Returns the response tokens that a rank's local tensor holds under `ZIGZAG_THD`, in the order it holds them."""
-    return list(spans_by_rank(ContextLayout.ZIGZAG_THD, cp_size, total_length, response_length)[cp_rank])
-
-
-def spans_by_rank(
+def pieces_of(
     layout: ContextLayout,
     cp_size: int,
     total_length: int,
     response_length: int,
     max_seq_len: int | None = None,
-) -> tuple[tuple[Span, ...], ...]:
-    """Returns, for each context-parallel rank, the response tokens that it holds, in the order it holds them.
+) -> tuple[Piece, ...]:
+    """Returns who holds a response, in order of its tokens; a single rank holds all of it.
 
-    Together the ranks hold every response token once; but where there is no prompt, none holds the first, for which
-    there is no logit. It is zero in whatever is restored. A single rank holds the whole response.
+    Every token is held once; but where there is no prompt, no rank holds the first, for which there is no logit. It
+    is zero in whatever is restored.
 
     Args:
         layout: how the sequence is cut.
@@ -125,22 +123,46 @@ def spans_by_rank(
     """
     _check_response(total_length, response_length)
     if cp_size == 1:
-        return (((0, response_length),),)
-    first = total_length - response_length - 1
-    by_rank = (
-        _logit_ranges(layout, rank, cp_size, total_length, response_length, max_seq_len) for rank in range(cp_size)
-    )
-    return tuple(tuple((low - first, high - first) for low, high in ranges if low < high) for ranges in by_rank)
+        return ((response_length, 0),)
+    chunks = cp_size if layout is ContextLayout.CONTIGUOUS else 2 * cp_size
+    padded = max_seq_len if layout is ContextLayout.ZIGZAG_BSHD else total_length
+    if padded is None or padded < total_length:
+        raise RolloutDataError(f"{layout} needs a max_seq_len of at least total_length {total_length}, not {padded}")
+    chunk_size = -(-padded // chunks)
+    end, reached = total_length - 1, total_length - 1 - response_length
+    pieces: list[Piece] = []
+    if reached < 0 < response_length:
+        pieces.append((1, None))
+        reached = 0
+    holder, held = -1, 0
+    while reached < end:
+        chunk = reached // chunk_size
+        rank = chunk if chunk < cp_size else chunks - 1 - chunk
+        if rank != holder:
+            if held:
+                pieces.append((held, holder))
+            holder, held = rank, 0
+        upto = min((chunk + 1) * chunk_size, end)
+        held += upto - reached
+        reached = upto
+    if held:
+        pieces.append((held, holder))
+    return tuple(pieces)
 
 
-def _logit_ranges(
-    layout: ContextLayout, rank: int, size: int, total: int, response: int, max_seq_len: int | None
-) -> tuple[Span, ...]:
-    if layout is ContextLayout.CONTIGUOUS:
-        chunk = -(-total // size)
-        return (_clip(rank * chunk, (rank + 1) * chunk, total - response - 1, total - 1),)
-    qkv_format = "bshd" if layout is ContextLayout.ZIGZAG_BSHD else "thd"
-    return get_logits_and_tokens_offset_with_cp(total, response, qkv_format, max_seq_len, rank, size)[2]
+def response_spans(total_length: int, response_length: int, cp_rank: int, cp_size: int) -> list[Span]:
+    """Returns the response tokens that a rank's local tensor holds under `ZIGZAG_THD`, in the order it holds them."""
+    return spans_of(cp_rank, pieces_of(ContextLayout.ZIGZAG_THD, cp_size, total_length, response_length))
+
+
+def spans_of(cp_rank: int, pieces: Sequence[Piece]) -> list[Span]:
+    """Returns the response tokens that a rank holds, in the order it holds them."""
+    spans, reached = [], 0
+    for tokens, holder in pieces:
+        if holder == cp_rank:
+            spans.append((reached, reached + tokens))
+        reached += tokens
+    return spans
 
 
 def span_tokens(spans: Sequence[Span]) -> int:

@@ -5,10 +5,11 @@ from itertools import islice
 
 import torch
 
+from rollcast.producer.mover import move
 from rollcast.producer.plan import ShardPlan
 from rollcast.schemas.tensors import tensor_bytes
 
-_Segment = tuple[int, int, int]
+_Sent = tuple[int, int, int]
 """Offset in the file's data, offset in the stream of a peer's own bytes, size."""
 
 
@@ -20,23 +21,9 @@ def copy_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> int:
         rank: this rank's place among the context-parallel peers.
         data: the bytes of the tensor file, uint8.
     """
-    copied = 0
-    for tensor in plan.tensors:
-        segments = list(tensor.segments(rank))
-        if not segments:
-            continue
-        own = tensor_bytes(tensor.source)
-        for target, start, size in segments:
-            data[target : target + size].copy_(own[start : start + size])
-            copied += size
-    return copied
-
-
-def clear_unheld(plan: ShardPlan, data: torch.Tensor) -> None:
-    """Sets to zero what no rank copies; the file may have been another bundle's before."""
-    for tensor in plan.tensors:
-        for offset, size in tensor.unheld():
-            data[offset : offset + size] = 0
+    segments = plan.records.segments(rank)
+    move(plan.sources, segments, data)
+    return int(segments.sizes.sum())
 
 
 def send_own(plan: ShardPlan, rank: int, send: Callable[[torch.Tensor], None], bucket_bytes: int) -> int:
@@ -47,16 +34,16 @@ def send_own(plan: ShardPlan, rank: int, send: Callable[[torch.Tensor], None], b
     Raises:
         Exception: whatever the tensors provoked, after everything was sent.
     """
-    sources = [tensor for tensor in plan.tensors if tensor.spans is not None]
-    pieces = ((tensor, start, size) for tensor in sources for _, start, size in tensor.segments(rank))
+    segments = plan.records.segments(rank).as_tuples()
+    pieces = ((plan.sources[tensor], start, size) for tensor, _, start, size in segments)
     error: Exception | None = None
     sent = 0
     for bucket in _buckets(_stream_of(plan, rank), bucket_bytes):
         buffer = torch.zeros(sum(size for _, _, size in bucket), dtype=torch.uint8)
         position = 0
-        for tensor, start, size in islice(pieces, len(bucket)):
+        for source, start, size in islice(pieces, len(bucket)):
             try:
-                buffer[position : position + size].copy_(tensor_bytes(tensor.source)[start : start + size])
+                buffer[position : position + size].copy_(tensor_bytes(source)[start : start + size])
             except Exception as exc:  # noqa: BLE001  # whatever it is, the writer is waiting for this message
                 error = exc
             position += size
@@ -87,19 +74,17 @@ def receive_from(
     return bool(good)
 
 
-def _stream_of(plan: ShardPlan, rank: int) -> list[_Segment]:
-    segments, position = [], 0
-    for tensor in plan.tensors:
-        if tensor.spans is not None:
-            for target, _, size in tensor.segments(rank):
-                segments.append((target, position, size))
-                position += size
-    return segments
+def _stream_of(plan: ShardPlan, rank: int) -> list[_Sent]:
+    stream, position = [], 0
+    for _, target, _, size in plan.records.segments(rank).as_tuples():
+        stream.append((target, position, size))
+        position += size
+    return stream
 
 
-def _buckets(segments: Sequence[_Segment], bucket_bytes: int) -> Iterator[list[_Segment]]:
+def _buckets(segments: Sequence[_Sent], bucket_bytes: int) -> Iterator[list[_Sent]]:
     """Yields runs of whole segments of at most `bucket_bytes`, a larger segment alone; alike on both sides."""
-    bucket: list[_Segment] = []
+    bucket: list[_Sent] = []
     used = 0
     for segment in segments:
         if bucket and used + segment[2] > bucket_bytes:

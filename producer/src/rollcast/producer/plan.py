@@ -1,79 +1,113 @@
-"""The plan of a shard: each tensor of the bundle with its final place, computed alike by all peers."""
+"""The plan of a shard: each tensor of the bundle with its final place, computed alike by all peers.
 
-from collections.abc import Iterator, Mapping
+It is made on the training thread, for a thousand tensors and more: what need not be done there waits for `commit`.
+"""
+
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from itertools import accumulate, chain
+from math import prod
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import xxhash
 
-from rollcast.producer.context_parallel import ContextLayout, Span, span_tokens, spans_by_rank
+from rollcast.producer.context_parallel import ContextLayout, Piece, pieces_of
 from rollcast.producer.errors import RolloutDataError
 from rollcast.producer.fields import CONTEXT_PARALLEL_FIELDS, check_lengths, check_one_tensor_per_sample
 from rollcast.producer.parallel import ParallelLayout
-from rollcast.schemas.codec import SPOOL
-from rollcast.schemas.events import SHARD_SLOT, Column, TensorSlice
+from rollcast.schemas.events import SHARD_SLOT, PlainValue
 from rollcast.schemas.limits import DEFAULT_LIMITS
 from rollcast.schemas.parts import MAX_DIMENSIONS, MAX_NAME_BYTES
-from rollcast.schemas.shards import ShardContent, sample_count, split_shard
-from rollcast.schemas.tensors import Replaced, announce, flatten, item_count, normalise
+from rollcast.schemas.shards import is_per_sample, places, sample_count
+from rollcast.schemas.tensors import Replaced, dtype_name, extract_tensors, item_count, normalise
 
 _ONE_PER_SAMPLE = ("tokens", "total_lengths", "loss_masks")
 
 # Readers refuse a larger value; map entries count twice there, as key and value.
 _MAX_ITEMS = DEFAULT_LIMITS.max_items // 2
 
-_SpansByRank: TypeAlias = tuple[tuple[Span, ...], ...]
+IntArray: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlannedTensor:
+class Segments:
+    """Runs of bytes to copy, none empty. Arrays: as objects they would cost as much time as the bytes.
+
+    Attributes:
+        tensors: index of the tensor, in file order.
+        targets: offset in the data of the tensor file.
+        starts: offset in what the rank holds of the tensor.
+        sizes: in bytes.
+    """
+
+    tensors: IntArray
+    targets: IntArray
+    starts: IntArray
+    sizes: IntArray
+
+    def as_tuples(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yields `(tensor, target, start, size)`."""
+        arrays = (self.tensors, self.targets, self.starts, self.sizes)
+        return zip(*(array.tolist() for array in arrays), strict=True)
+
+
+class PlannedTensor(NamedTuple):
     """One tensor of the bundle.
 
     Attributes:
-        name: unique in the bundle.
-        announced: dtype, shape and size of the whole tensor.
-        offset: where its bytes begin in the data of the tensor file.
-        source: what this rank holds of it.
-        spans: by context-parallel rank, the rows that it holds, where the tensor is split; else None.
-        owner: the context-parallel rank that copies it where it is not split.
+        slot: its slot.
+        leaf: its place in the column, 0 for a value that is a tensor itself.
+        dtype: of the elements.
+        shape: of the whole tensor.
+        size: bytes of the whole tensor.
+        offset: where they begin in the data of the tensor file.
+    """
+
+    slot: int
+    leaf: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    size: int
+    offset: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedColumn:
+    """One column of a shard; its tensors lie side by side in the file.
+
+    Lists, not a list of objects: the training thread plans thousands of tensors, and makes nothing for each that can
+    be made later.
+
+    Attributes:
+        name: of the column.
+        plain: by slot, the values that are no tensors; a `TensorRef` in them stands for the tensor of that leaf.
+        slots: slot of each tensor.
+        leaves: leaf of each tensor.
+        dtypes: dtype of each tensor.
+        shapes: shape of each whole tensor.
+        sizes: bytes of each whole tensor.
+        offsets: where each begins in the data of the tensor file.
+        owners: the context-parallel rank that copies each; None where they are split.
     """
 
     name: str
-    announced: TensorSlice
-    offset: int
-    source: torch.Tensor
-    spans: "_SpansByRank | None"
-    owner: int
+    plain: dict[int, PlainValue]
+    slots: Sequence[int]
+    leaves: Sequence[int]
+    dtypes: Sequence[torch.dtype]
+    shapes: Sequence[tuple[int, ...]]
+    sizes: Sequence[int]
+    offsets: Sequence[int]
+    owners: Sequence[int] | None
 
-    @property
-    def _row_bytes(self) -> int:
-        """Bytes of one response token, where the tensor is split."""
-        tokens = self.announced.shape[0] if self.spans is not None else 0
-        return self.announced.total_bytes // tokens if tokens else 0
-
-    def unheld(self) -> Iterator[tuple[int, int]]:
-        """Yields `(offset in the file's data, size)` of what no rank holds; it must read as zero."""
-        row_bytes = self._row_bytes
-        if not row_bytes:
-            return
-        tokens, reached = self.announced.shape[0], 0
-        for low, high in [*sorted(span for held in self.spans or () for span in held), (tokens, tokens)]:
-            if low > reached:
-                yield self.offset + reached * row_bytes, (low - reached) * row_bytes
-            reached = max(reached, high)
-
-    def segments(self, rank: int) -> Iterator[tuple[int, int, int]]:
-        """Yields `(offset in the file's data, offset in the rank's own bytes, size)` of what `rank` copies."""
-        if self.spans is None:
-            if rank == self.owner and self.announced.total_bytes:
-                yield self.offset, 0, self.announced.total_bytes
-            return
-        row_bytes, position = self._row_bytes, 0
-        for low, high in self.spans[rank] if row_bytes else ():
-            size = (high - low) * row_bytes
-            yield self.offset + low * row_bytes, position, size
-            position += size
+    def tensors(self) -> Iterator[PlannedTensor]:
+        """Yields the tensors in file order."""
+        lists = (self.slots, self.leaves, self.dtypes, self.shapes, self.sizes, self.offsets)
+        return (PlannedTensor(*values) for values in zip(*lists, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,16 +115,56 @@ class ShardRecords:
     """Everything of a shard that is not tensor bytes; holds no reference to the trainer's memory.
 
     Attributes:
-        slots: the columns of each slot, the shard's own last; tensors refer to the file (codec `SPOOL`).
+        columns: in file order.
+        pieces: by slot, the rows of its split tensors; empty where nothing is split.
         positions: rollout position of each sample, or None.
         sample_indices: sample index of each sample, or None.
         replaced_values: values that a marker stands for.
     """
 
-    slots: tuple[tuple[Column, ...], ...]
+    columns: tuple[PlannedColumn, ...]
+    pieces: tuple[tuple[Piece, ...], ...]
     positions: tuple[int | None, ...]
     sample_indices: tuple[int | None, ...]
     replaced_values: int
+
+    def segments(self, rank: int | None) -> Segments:
+        """Returns what a rank copies, in file order.
+
+        Args:
+            rank: context-parallel rank; None for what no rank holds, which must read as zero.
+        """
+        slot, low, held, rows = _rows_of(rank, self.pieces)
+        found = [np.empty((4, 0), np.int64)]
+        first = 0
+        for column in self.columns:
+            offsets, sizes = np.array(column.offsets, np.int64), np.array(column.sizes, np.int64)
+            if column.owners is None:
+                whole_rows = np.array([shape[0] for shape in column.shapes], np.int64)
+                row_bytes = (sizes // np.maximum(whole_rows, 1))[slot]
+                found.append(
+                    np.stack([first + slot, offsets[slot] + low * row_bytes, held * row_bytes, rows * row_bytes])
+                )
+            else:
+                own = np.flatnonzero(np.array(column.owners) == (-1 if rank is None else rank))
+                found.append(np.stack([first + own, offsets[own], np.zeros_like(own), sizes[own]]))
+            first += len(sizes)
+        together = np.concatenate(found, axis=1)
+        tensors, targets, starts, sizes = together[:, together[3] > 0]
+        return Segments(tensors=tensors, targets=targets, starts=starts, sizes=sizes)
+
+
+def _rows_of(rank: int | None, pieces: tuple[tuple[Piece, ...], ...]) -> IntArray:
+    """Returns slot, first row in the whole, first row in what the rank holds, and number of rows."""
+    found = []
+    for slot, slot_pieces in enumerate(pieces):
+        reached = held = 0
+        for rows, holder in slot_pieces:
+            if holder == rank:
+                found.append((slot, reached, held, rows))
+                held += rows
+            reached += rows
+    return np.array(found, np.int64).reshape(-1, 4).T
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,15 +172,15 @@ class ShardPlan:
     """What a bundle will hold.
 
     Attributes:
-        tensors: in file order.
+        records: what is not tensor bytes, and where those go.
+        sources: what this rank holds of each tensor, in file order.
         data_bytes: size of all of them.
-        records: the rest.
         digest: 63-bit hash of fields, dtypes, shapes and sample count; equal on all peers of a shard.
     """
 
-    tensors: tuple[PlannedTensor, ...]
-    data_bytes: int
     records: ShardRecords
+    sources: tuple[torch.Tensor, ...]
+    data_bytes: int
     digest: int
 
 
@@ -131,29 +205,29 @@ def make_plan(
     """
     replaced = Replaced()
     data = {name: normalise(name, value, replaced) for name, value in rollout_data.items()}
-    spans = _check_alignment(data, layout, context_layout)
-    content = split_shard(data)
-    builder = _Builder(spans, layout.context_parallel_size if in_place else 1, replaced)
-    slots = tuple(
-        builder.add_slot(slot, values) for slot, values in [*enumerate(content.slots), (SHARD_SLOT, content.own)]
-    )
+    pieces = _check_alignment(data, layout, context_layout)
+    count = sample_count(data)
+    builder = _Builder(count, pieces, layout.context_parallel_size if in_place else 1, replaced)
+    for name, value in data.items():
+        builder.add(name, value)
     return ShardPlan(
-        tensors=tuple(builder.tensors),
-        data_bytes=builder.data_bytes,
         records=ShardRecords(
-            slots=slots,
-            positions=tuple(content.positions),
-            sample_indices=tuple(content.sample_indices),
+            columns=tuple(builder.columns),
+            pieces=pieces,
+            positions=tuple(places(data, "partition", count)),
+            sample_indices=tuple(places(data, "sample_indices", count)),
             replaced_values=replaced.count,
         ),
-        digest=_digest(content, builder.tensors, slots),
+        sources=tuple(builder.sources),
+        data_bytes=builder.data_bytes,
+        digest=builder.digest(),
     )
 
 
 def _check_alignment(
     data: Mapping[str, Any], layout: ParallelLayout, context_layout: ContextLayout
-) -> list[_SpansByRank]:
-    """Returns the spans of each slot, empty where nothing is split."""
+) -> tuple[tuple[Piece, ...], ...]:
+    """Returns the pieces of each slot, none where nothing is split."""
     count = sample_count(data)
     for name in _ONE_PER_SAMPLE:
         value = data.get(name)
@@ -164,99 +238,125 @@ def _check_alignment(
             )
     split_fields = [name for name in CONTEXT_PARALLEL_FIELDS if data.get(name) is not None]
     if not split_fields:
-        return []
-    spans = _spans_of_slots(data, count, layout.context_parallel_size, context_layout)
+        return ()
+    pieces = _pieces_of_slots(data, count, layout.context_parallel_size, context_layout)
+    own_rank = layout.context_parallel_rank
+    held_by_slot = [sum([rows for rows, holder in slot if holder == own_rank]) for slot in pieces]
     for name in split_fields:
-        for slot, tensor in enumerate(check_one_tensor_per_sample(name, data[name], count)):
-            held = span_tokens(spans[slot][layout.context_parallel_rank])
-            if not tensor.dim() or len(tensor) != held:
+        tensors = check_one_tensor_per_sample(name, data[name], count)
+        for slot, (tensor, held) in enumerate(zip(tensors, held_by_slot, strict=True)):
+            if tensor.shape[:1] != (held,):
                 raise RolloutDataError(
                     f"{name!r} of sample {slot} has shape {tuple(tensor.shape)}; this rank (context-parallel "
                     f"{layout.context_parallel_rank} of {layout.context_parallel_size}) holds {held} of its "
                     f"{int(data['response_lengths'][slot])} response tokens"
                 )
-    return spans if layout.context_parallel_size > 1 else []
+    return pieces if layout.context_parallel_size > 1 else ()
 
 
-def _spans_of_slots(
+def _pieces_of_slots(
     data: Mapping[str, Any], count: int, cp_size: int, context_layout: ContextLayout
-) -> list[_SpansByRank]:
+) -> tuple[tuple[Piece, ...], ...]:
     responses = check_lengths(data, "response_lengths", count)
     if cp_size == 1 and data.get("total_lengths") is None:
         # Without context parallelism a rank holds the whole response, however long the prompt is.
-        return [spans_by_rank(context_layout, 1, response, response) for response in responses]
+        return tuple([pieces_of(context_layout, 1, response, response) for response in responses])
     totals = check_lengths(data, "total_lengths", count)
     padded: list[int | None] = [None] * count
     if cp_size > 1 and context_layout is ContextLayout.ZIGZAG_BSHD:
         padded = [*check_lengths(data, "max_seq_lens", count)]
-    return [spans_by_rank(context_layout, cp_size, *lengths) for lengths in zip(totals, responses, padded, strict=True)]
+    lengths = zip(totals, responses, padded, strict=True)
+    return tuple([pieces_of(context_layout, cp_size, *slot) for slot in lengths])
 
 
 class _Builder:
     """Gives each tensor its place in the file, and one of the peers to copy it."""
 
-    def __init__(self, spans: list[_SpansByRank], copying_ranks: int, replaced: Replaced) -> None:
-        self._replaced = replaced
-        self.tensors: list[PlannedTensor] = []
+    def __init__(
+        self, count: int, pieces: tuple[tuple[Piece, ...], ...], copying_ranks: int, replaced: Replaced
+    ) -> None:
+        self.columns: list[PlannedColumn] = []
+        self.sources: list[torch.Tensor] = []
         self.data_bytes = 0
-        self._spans = spans
-        self._load = [0] * copying_ranks
+        self._count, self._pieces, self._copying_ranks = count, pieces, copying_ranks
+        self._rows = [sum([rows for rows, _ in slot]) for slot in pieces]
+        self._replaced = replaced
+        self._digest = xxhash.xxh3_64(repr((count, pieces)).encode())
 
-    def add_slot(self, slot: int, values: Mapping[str, Any]) -> tuple[Column, ...]:
-        columns = []
-        for name, value in values.items():
-            if len(name.encode()) > MAX_NAME_BYTES:
-                raise RolloutDataError(
-                    f"column name {name[:40]!r}... is longer than {MAX_NAME_BYTES} bytes; shorten it"
-                )
-            if item_count(value, _MAX_ITEMS) > _MAX_ITEMS:
-                value = self._replaced.marker(name, value)
-            for column, tensor in flatten(name, value):
-                if tensor is None:
-                    columns.append(column)
-                elif tensor.dim() > MAX_DIMENSIONS:
-                    raise RolloutDataError(f"{name!r} has {tensor.dim()} dimensions; at most {MAX_DIMENSIONS} travel")
-                elif slot != SHARD_SLOT and self._spans and name in CONTEXT_PARALLEL_FIELDS:
-                    whole = announce(tensor.dtype, (int(values["response_lengths"]), *tensor.shape[1:]))
-                    columns.append(self._add_tensor(slot, column, tensor, whole, self._spans[slot]))
-                elif isinstance(column.value, TensorSlice):
-                    columns.append(self._add_tensor(slot, column, tensor, column.value, None))
-        return tuple(columns)
+    def digest(self) -> int:
+        # It travels as a signed 64-bit integer.
+        return int(self._digest.intdigest()) >> 1
 
-    def _add_tensor(
-        self, slot: int, column: Column, tensor: torch.Tensor, announced: TensorSlice, spans: _SpansByRank | None
-    ) -> Column:
-        owner = min(range(len(self._load)), key=self._load.__getitem__)
-        if spans is None:
-            self._load[owner] += announced.total_bytes
-        self.tensors.append(
-            PlannedTensor(
-                name=f"{slot}.{column.leaf}.{column.name}",
-                announced=announced,
-                offset=self.data_bytes,
-                source=tensor,
-                spans=spans,
-                owner=owner,
+    def add(self, name: str, value: Any) -> None:
+        if not isinstance(name, str):
+            raise RolloutDataError(f"rollout_data has the key {name!r}; its keys are column names, strings")
+        if len(name.encode()) > MAX_NAME_BYTES:
+            raise RolloutDataError(f"column name {name[:40]!r}... is longer than {MAX_NAME_BYTES} bytes; shorten it")
+        per_sample = is_per_sample(name, value, self._count)
+        values = list(value) if per_sample else [value]
+        slots = range(self._count) if per_sample else [SHARD_SLOT]
+        if {*map(type, values)} <= {torch.Tensor}:
+            self._add_column(name, {}, slots, [0] * len(slots), values)
+            return
+        plain: dict[int, PlainValue] = {}
+        places: list[tuple[int, int]] = []
+        tensors: list[torch.Tensor] = []
+        for slot, item in zip(slots, values, strict=True):
+            if isinstance(item, torch.Tensor):
+                places.append((slot, 0))
+                tensors.append(item)
+                continue
+            if item_count(item, _MAX_ITEMS) > _MAX_ITEMS:
+                item = self._replaced.marker(name, item)
+            inner: list[torch.Tensor] = []
+            plain[slot] = extract_tensors(item, inner)
+            places += [(slot, leaf) for leaf in range(1, len(inner) + 1)]
+            tensors += inner
+        self._add_column(name, plain, [slot for slot, _ in places], [leaf for _, leaf in places], tensors)
+
+    def _add_column(
+        self,
+        name: str,
+        plain: dict[int, PlainValue],
+        slots: Sequence[int],
+        leaves: Sequence[int],
+        tensors: list[torch.Tensor],
+    ) -> None:
+        shapes: list[tuple[int, ...]] = [tensor.shape for tensor in tensors]
+        if (dimensions := max(map(len, shapes), default=0)) > MAX_DIMENSIONS:
+            raise RolloutDataError(f"{name!r} has {dimensions} dimensions; at most {MAX_DIMENSIONS} travel")
+        if self._pieces and name in CONTEXT_PARALLEL_FIELDS:
+            # The whole, not what this rank holds of it.
+            shapes = [(rows, *shape[1:]) for rows, shape in zip(self._rows, shapes, strict=True)]
+            sizes = [prod(shape) * tensor.itemsize for shape, tensor in zip(shapes, tensors, strict=True)]
+            owners = None
+        else:
+            sizes = [tensor.nbytes for tensor in tensors]
+            owners = self._owners(sizes)
+        offsets = [*accumulate(sizes, initial=self.data_bytes)]
+        self.data_bytes = offsets.pop()
+        dtypes = [tensor.dtype for tensor in tensors]
+        self.sources += tensors
+        self.columns.append(
+            PlannedColumn(
+                name=name,
+                plain=plain,
+                slots=slots,
+                leaves=leaves,
+                dtypes=dtypes,
+                shapes=shapes,
+                sizes=sizes,
+                offsets=offsets,
+                owners=owners,
             )
         )
-        # Not dataclasses.replace: there is one for each tensor, on the training thread, and this is twice as fast.
-        in_spool = TensorSlice(
-            dtype=announced.dtype,
-            shape=announced.shape,
-            total_bytes=announced.total_bytes,
-            offset=self.data_bytes,
-            slice_bytes=announced.total_bytes,
-            codec=SPOOL,
-            data=b"",
-        )
-        self.data_bytes += announced.total_bytes
-        return Column(column.name, column.leaf, in_spool)
+        kinds = [dtype_name(dtype) for dtype in dtypes]
+        described = (name, [*plain], [*slots], leaves, kinds if len(set(kinds)) > 1 else kinds[:1])
+        self._digest.update(repr(described).encode())
+        self._digest.update(array("q", map(len, shapes)))
+        self._digest.update(array("q", chain.from_iterable(shapes)))
 
-
-def _digest(content: ShardContent, tensors: list[PlannedTensor], slots: tuple[tuple[Column, ...], ...]) -> int:
-    digest = xxhash.xxh3_64()
-    digest.update(repr((len(content.slots), [[column.name for column in columns] for columns in slots])).encode())
-    for tensor in tensors:
-        digest.update(repr((tensor.name, tensor.announced.dtype, tensor.announced.shape, tensor.spans)).encode())
-    # It travels as a signed 64-bit integer.
-    return int(digest.intdigest()) >> 1
+    def _owners(self, sizes: list[int]) -> list[int]:
+        """Returns who copies each tensor that all peers hold: about as many bytes each."""
+        ranks, total = self._copying_ranks, sum(sizes)
+        return [reached * ranks // total for reached in accumulate([0, *sizes[:-1]])] if total else [0] * len(sizes)

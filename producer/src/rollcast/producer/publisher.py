@@ -13,7 +13,7 @@ from rollcast.producer.committer import CommitJob
 from rollcast.producer.config import PublisherConfig
 from rollcast.producer.context_parallel import ContextLayout
 from rollcast.producer.control import Control, Refusal, Vote, decide
-from rollcast.producer.copy import clear_unheld, copy_own, receive_from, send_own
+from rollcast.producer.copy import copy_own, receive_from, send_own
 from rollcast.producer.errors import ControlError, ProducerError, RolloutDataError, SpoolFullError
 from rollcast.producer.parallel import current_layout
 from rollcast.producer.plan import ShardPlan, make_plan
@@ -112,7 +112,7 @@ class Publisher:
     def close(self, timeout_s: float) -> bool:
         """Commits what is filled and waits for Kafka to have it; tells whether all of this rank was delivered.
 
-        It takes up to a second longer where what is filled could not be committed within the bound. What is not
+        It takes some seconds longer where what is filled could not be committed within the bound. What is not
         delivered by then stays in the spool, and the shipper goes on with it. Nothing can be published afterwards.
         """
         if not self._layout.takes_part or self._disabled is not None:
@@ -262,9 +262,6 @@ class Publisher:
     def _copy_in_place(self, plan: ShardPlan, bundle: BundleWriter | None) -> int:
         assert bundle is not None  # noqa: S101  # every peer made one
         rank = self._layout.context_parallel_rank
-        if self._layout.is_writer:
-            bundle.file.write_header()
-            clear_unheld(plan, bundle.file.data)
         copied = copy_own(plan, rank, bundle.file.data)
         bundle.mark_filled(rank)
         return copied
@@ -282,8 +279,6 @@ class Publisher:
                 failed.append(peer)
         if failed:
             raise ProducerError(f"context-parallel peers {failed} could not read their records")
-        bundle.file.write_header()
-        clear_unheld(plan, bundle.file.data)
         copied = copy_own(plan, 0, bundle.file.data)
         bundle.mark_filled(0)
         return copied

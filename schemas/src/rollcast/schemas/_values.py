@@ -47,6 +47,7 @@ def value_to_avro(value: "PlainValue | TensorSlice") -> dict[str, Any]:
             "slice_bytes": value.slice_bytes,
             "codec": value.codec,
             "data": value.data,
+            "base": value.base,
         }
         return {"value": (_SLICE, datum)}
     if isinstance(value, TensorRef):

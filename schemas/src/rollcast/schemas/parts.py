@@ -7,7 +7,7 @@ from math import prod
 import numpy as np
 import xxhash
 
-from rollcast.schemas.codec import RAW, compress, decompress_into
+from rollcast.schemas.codec import DELTA_PLANES, RAW, Bytes, compress, decompress_into
 from rollcast.schemas.dtypes import ITEM_BYTES, PACKED_VALUE, item_bytes
 from rollcast.schemas.errors import ContractError, LimitError, ShardContentError
 from rollcast.schemas.events import Column, PlainValue, SamplePart, TensorSlice
@@ -23,6 +23,8 @@ MAX_NAME_BYTES = 1024
 MAX_DIMENSIONS = 64
 """Most dimensions of a tensor."""
 
+# Columns of these names differ by little: the engine's, the reference's and the trainer's view of one token.
+_KIN_SUFFIX = "log_probs"
 _MAX_INLINE_BYTES = 1024
 _MAX_SLICE_BYTES = 512 * 1024
 # A value takes at least a byte, so that a part's inline values stay below `Limits.max_inline_values`.
@@ -72,7 +74,9 @@ def content_digest(columns: Iterable[Column]) -> bytes:
     digest = xxhash.xxh3_128()
     for column in columns:
         if isinstance(column.value, TensorSlice):
-            header = replace(column.value, offset=0, slice_bytes=column.value.total_bytes, codec=RAW, data=b"")
+            header = replace(
+                column.value, offset=0, slice_bytes=column.value.total_bytes, codec=RAW, base=None, data=b""
+            )
             digest.update(encode_column(Column(column.name, column.leaf, header)))
             digest.update(column.value.data)
         else:
@@ -96,15 +100,20 @@ def split(
     room = max_part_bytes - _ENVELOPE_BYTES - len(slot.run_id.encode()) - len(slot.stream.encode())
     if max_part_bytes < MIN_PART_BYTES or room < MIN_PART_BYTES // 2:
         raise ContractError(f"max_part_bytes is {max_part_bytes}; it must be at least {MIN_PART_BYTES}")
-    groups: list[list[Column]] = [[]]
-    used = _Size()
-    for column, size in _pieces(columns, room):
-        if groups[-1] and not (used + size).fits(room):
-            groups.append([])
-            used = _Size()
-        groups[-1].append(column)
-        used += size
-    return [replace(slot, part=part, part_count=len(groups), columns=tuple(group)) for part, group in enumerate(groups)]
+    full: list[_OpenPart] = []
+    current = _OpenPart()
+    for column, overhead in _pieces(columns, room):
+        encoded, size = current.encoded(column, overhead)
+        if current.columns and not (current.used + size).fits(room):
+            full.append(current)
+            current = _OpenPart()
+            if isinstance(encoded.value, TensorSlice) and encoded.value.base is not None:
+                encoded, size = current.encoded(column, overhead)
+        current.add(column, encoded, size)
+    full.append(current)
+    return [
+        replace(slot, part=part, part_count=len(full), columns=tuple(each.columns)) for part, each in enumerate(full)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,16 +129,51 @@ class _Size:
         return self.encoded <= room and self.plain <= _MAX_PLAIN_BYTES_A_PART and self.raw <= _MAX_RAW_BYTES_A_PART
 
 
-def _pieces(columns: Sequence[Column], room: int) -> Iterator[tuple[Column, _Size]]:
+class _OpenPart:
+    """A part that is being filled."""
+
+    def __init__(self) -> None:
+        self.columns: list[Column] = []
+        self.used = _Size()
+        self._kin: dict[tuple[str, int, int], tuple[int, bytes | memoryview]] = {}
+
+    def encoded(self, column: Column, overhead: int) -> tuple[Column, _Size]:
+        """Returns the column as it would stand in this part, and its size; `overhead` is what a slice adds at most."""
+        piece = column.value
+        if not isinstance(piece, TensorSlice):
+            size = len(encode_column(column))
+            return column, _Size(encoded=size, plain=size)
+        index, base = self._kin.get(_range(piece), (None, None)) if _has_kin(column) else (None, None)
+        codec, data = compress(piece.data, item_bytes(piece.dtype), base)
+        encoded = replace(piece, codec=codec, base=index if codec == DELTA_PLANES else None, data=data)
+        # A column counts as one value too.
+        return Column(column.name, column.leaf, encoded), _Size(overhead + len(data), 1, piece.slice_bytes)
+
+    def add(self, column: Column, encoded: Column, size: _Size) -> None:
+        """Takes a column, as it was and as `encoded` has returned it."""
+        if isinstance(column.value, TensorSlice) and _has_kin(column):
+            self._kin.setdefault(_range(column.value), (len(self.columns), column.value.data))
+        self.columns.append(encoded)
+        self.used += size
+
+
+def _has_kin(column: Column) -> bool:
+    return column.name.endswith(_KIN_SUFFIX)
+
+
+def _range(piece: TensorSlice) -> tuple[str, int, int]:
+    return piece.dtype, piece.offset, piece.slice_bytes
+
+
+def _pieces(columns: Sequence[Column], room: int) -> Iterator[tuple[Column, int]]:
     for column in columns:
         if isinstance(column.value, TensorSlice):
             yield from _cut(column, column.value, room)
         else:
-            size = len(encode_column(column))
-            yield column, _Size(encoded=size, plain=size)
+            yield column, 0
 
 
-def _cut(column: Column, whole: TensorSlice, room: int) -> Iterator[tuple[Column, _Size]]:
+def _cut(column: Column, whole: TensorSlice, room: int) -> Iterator[tuple[Column, int]]:
     overhead = _SLICE_OVERHEAD_BYTES + len(column.name.encode()) + 10 * len(whole.shape)
     width = item_bytes(whole.dtype)
     step = min(_MAX_SLICE_BYTES, room - overhead) // width * width
@@ -138,10 +182,7 @@ def _cut(column: Column, whole: TensorSlice, room: int) -> Iterator[tuple[Column
     data = memoryview(whole.data)
     for offset in range(0, whole.total_bytes, step) if whole.total_bytes else (0,):
         raw = data[offset : offset + step]
-        codec, encoded = compress(raw, width)
-        piece = replace(whole, offset=offset, slice_bytes=len(raw), codec=codec, data=encoded)
-        # A column counts as one value too.
-        yield Column(column.name, column.leaf, piece), _Size(overhead + len(encoded), 1, len(raw))
+        yield Column(column.name, column.leaf, replace(whole, offset=offset, slice_bytes=len(raw), data=raw)), overhead
 
 
 def join(parts: Sequence[SamplePart], limits: Limits = DEFAULT_LIMITS) -> list[Column]:
@@ -155,11 +196,13 @@ def join(parts: Sequence[SamplePart], limits: Limits = DEFAULT_LIMITS) -> list[C
     filling: _Filling | None = None
     total = 0
     for part in parts:
+        decoded: list[Bytes | None] = []
         for column in part.columns:
             if not isinstance(column.value, TensorSlice):
                 _check_filled(filling)
                 filling = None
                 columns.append(column)
+                decoded.append(None)
                 continue
             if filling is None or not filling.continues_with(column):
                 _check_filled(filling)
@@ -169,9 +212,24 @@ def join(parts: Sequence[SamplePart], limits: Limits = DEFAULT_LIMITS) -> list[C
                     raise LimitError("max_slot_bytes", total, limits.max_slot_bytes)
                 filling = _Filling(part.slot, column, column.value)
                 columns.append(filling.column)
-            filling.add(column.value)
+            decoded.append(filling.add(column.value, decoded))
     _check_filled(filling)
     return columns
+
+
+def decode_slice_into(out: Bytes, piece: TensorSlice, earlier: Sequence[Bytes | None]) -> None:
+    """Fills `out` with the bytes of a slice.
+
+    Args:
+        out: contiguous, of the slice's announced and already capped size.
+        piece: untrusted.
+        earlier: what the columns before it in the same part were decoded to, None for a plain value.
+
+    Raises:
+        DecodeError: the slice is not what it says.
+    """
+    base = None if piece.base is None or not 0 <= piece.base < len(earlier) else earlier[piece.base]
+    decompress_into(out, piece.codec, piece.data, item_bytes(piece.dtype), base)
 
 
 def _check_announced(slot: int, name: str, announced: TensorSlice, limits: Limits) -> None:
@@ -191,13 +249,15 @@ class _Filling:
         self._slot, self._announced = slot, announced
         self._buffer = np.empty(announced.total_bytes, np.uint8)
         self._filled = 0
-        whole = replace(announced, offset=0, slice_bytes=announced.total_bytes, codec=RAW, data=self._buffer.data)
+        data = self._buffer.data
+        whole = replace(announced, offset=0, slice_bytes=announced.total_bytes, codec=RAW, base=None, data=data)
         self.column = Column(first.name, first.leaf, whole)
 
     def continues_with(self, column: Column) -> bool:
         return (column.name, column.leaf) == (self.column.name, self.column.leaf)
 
-    def add(self, piece: TensorSlice) -> None:
+    def add(self, piece: TensorSlice, earlier: Sequence[Bytes | None]) -> Bytes:
+        """Decodes the next slice into its place and returns that; `earlier` as in `decode_slice_into`."""
         same = (piece.dtype, piece.shape, piece.total_bytes)
         if same != (self._announced.dtype, self._announced.shape, self._announced.total_bytes):
             raise ShardContentError(self._slot, f"the slices of column {self.column.name!r} announce different tensors")
@@ -208,8 +268,10 @@ class _Filling:
                 f"column {self.column.name!r}: a slice covers bytes {piece.offset}..{end} where {self._filled} were "
                 f"filled of {self._announced.total_bytes}",
             )
-        decompress_into(self._buffer[piece.offset : end], piece.codec, piece.data, item_bytes(self._announced.dtype))
+        out = self._buffer[piece.offset : end]
+        decode_slice_into(out, piece, earlier)
         self._filled = end
+        return out
 
     def check_filled(self) -> None:
         if self._filled != self._announced.total_bytes:

@@ -65,7 +65,7 @@ def split_shard(data: Mapping[str, Any]) -> ShardContent:
     for name, value in data.items():
         if not isinstance(name, str):
             raise RolloutDataError(f"rollout_data has the key {name!r}; its keys are column names, strings")
-        if _is_per_sample(name, value, count):
+        if is_per_sample(name, value, count):
             for slot, item in zip(slots, value, strict=True):
                 slot[name] = item
         else:
@@ -73,8 +73,8 @@ def split_shard(data: Mapping[str, Any]) -> ShardContent:
     return ShardContent(
         slots=slots,
         own=own,
-        positions=_places(data, "partition", count),
-        sample_indices=_places(data, "sample_indices", count),
+        positions=places(data, "partition", count),
+        sample_indices=places(data, "sample_indices", count),
     )
 
 
@@ -111,7 +111,8 @@ def as_list(name: str, value: Any) -> list[int | None] | None:
     return items
 
 
-def _is_per_sample(name: str, value: object, count: int) -> bool:
+def is_per_sample(name: str, value: object, count: int) -> bool:
+    """Returns whether a normalised field is a column, with one entry for each of `count` samples."""
     if name in LAYOUT_FIELDS or name in WHOLE_BATCH_FIELDS:
         return False
     if isinstance(value, torch.Tensor):
@@ -119,7 +120,12 @@ def _is_per_sample(name: str, value: object, count: int) -> bool:
     return isinstance(value, (list, tuple)) and len(value) == count
 
 
-def _places(data: Mapping[str, Any], name: str, count: int) -> list[int | None]:
+def places(data: Mapping[str, Any], name: str, count: int) -> list[int | None]:
+    """Returns a position field with one entry per sample, None where nothing is known.
+
+    Raises:
+        RolloutDataError: another number of entries, or something else than integers.
+    """
     values = as_list(name, data.get(name))
     if values is None:
         return [None] * count

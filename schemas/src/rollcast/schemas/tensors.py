@@ -61,11 +61,11 @@ def normalise(field: str, value: object, replaced: Replaced) -> Any:
 
 
 def _normalise(field: str, value: object, replaced: Replaced, room: int) -> Any:
-    if value is None or isinstance(value, bool):
-        return value
     if isinstance(value, torch.Tensor):
         tensor = _plain_tensor(value)
         return replaced.marker(field, value) if tensor is None else tensor
+    if value is None or isinstance(value, bool):
+        return value
     if isinstance(value, (np.ndarray, np.generic)):
         return _from_numpy(field, value, replaced)
     if isinstance(value, int):
@@ -87,20 +87,28 @@ def _normalise(field: str, value: object, replaced: Replaced, room: int) -> Any:
         items = [_normalise(field, item, replaced, room - 1) for item in value.values()]
         return dict(zip(keys, items, strict=True))
     if isinstance(value, (list, tuple, range)):
-        items = [_normalise(field, item, replaced, room - 1) for item in value]
+        items = [
+            item if type(item) is torch.Tensor and _is_plain(item) else _normalise(field, item, replaced, room - 1)
+            for item in value
+        ]
         return tuple(items) if isinstance(value, tuple) else items
     return replaced.marker(field, value)
 
 
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is torch.strided
+        and tensor.dtype in _NAMES
+        and not (tensor.requires_grad or tensor.is_meta or tensor.is_conj() or tensor.is_neg())
+    )
+
+
 def _plain_tensor(value: torch.Tensor) -> torch.Tensor | None:
     tensor = value.detach()
-    carried = (
-        type(tensor) is torch.Tensor
-        and tensor.layout is torch.strided
-        and tensor.device.type != "meta"
-        and tensor.dtype in _NAMES
-    )
-    return tensor.resolve_conj().resolve_neg() if carried else None
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+        return None
+    tensor = tensor.resolve_conj().resolve_neg()
+    return tensor if _is_plain(tensor) else None
 
 
 def _from_numpy(field: str, value: Any, replaced: Replaced) -> Any:
@@ -161,7 +169,7 @@ def flatten(name: str, value: object) -> list[tuple[Column, torch.Tensor | None]
     if isinstance(value, torch.Tensor):
         return [(Column(name, 0, announce(value.dtype, tuple(value.shape))), value)]
     tensors: list[torch.Tensor] = []
-    plain = _extract(value, tensors)
+    plain = extract_tensors(value, tensors)
     inner = [
         (Column(name, leaf, announce(tensor.dtype, tuple(tensor.shape))), tensor)
         for leaf, tensor in enumerate(tensors, start=1)
@@ -169,16 +177,17 @@ def flatten(name: str, value: object) -> list[tuple[Column, torch.Tensor | None]
     return [(Column(name, 0, plain), None), *inner]
 
 
-def _extract(value: Any, tensors: list[torch.Tensor]) -> PlainValue:
+def extract_tensors(value: Any, tensors: list[torch.Tensor]) -> PlainValue:
+    """Returns a copy of a normalised value in which each tensor is a reference to its place in `tensors`, from 1."""
     if isinstance(value, torch.Tensor):
         tensors.append(value)
         return TensorRef(len(tensors))
     if isinstance(value, dict):
-        return {key: _extract(item, tensors) for key, item in value.items()}
+        return {key: extract_tensors(item, tensors) for key, item in value.items()}
     if isinstance(value, list):
-        return [_extract(item, tensors) for item in value]
+        return [extract_tensors(item, tensors) for item in value]
     if isinstance(value, tuple):
-        return tuple(_extract(item, tensors) for item in value)
+        return tuple(extract_tensors(item, tensors) for item in value)
     plain: PlainValue = value
     return plain
 
@@ -189,6 +198,11 @@ def announce(dtype: torch.dtype, shape: tuple[int, ...]) -> TensorSlice:
     return TensorSlice(
         dtype=_NAMES[dtype], shape=shape, total_bytes=total, offset=0, slice_bytes=total, codec=RAW, data=b""
     )
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Returns the name by which a dtype travels."""
+    return _NAMES[dtype]
 
 
 def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:

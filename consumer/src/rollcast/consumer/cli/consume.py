@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +11,7 @@ import typer
 
 from rollcast.consumer.config import ConsumeConfig
 from rollcast.schemas import Topics
+from rollcast.schemas.kafka_security import read_kafka_security
 
 if TYPE_CHECKING:
     from rollcast.consumer.daemon import Daemon
@@ -45,6 +47,7 @@ def consume(
 ) -> None:
     """Turn the records of the topic into verified dumps and metrics, until Ctrl-C or SIGTERM.
 
+    SASL and TLS settings are read from the environment, ROLLCAST_SECURITY_PROTOCOL and its like; see the README.
     Stops gracefully and exits with 0; a second signal ends it at once, which loses nothing either.
     """
     config = ConsumeConfig(
@@ -59,6 +62,7 @@ def consume(
         max_resident_bytes=max_resident_bytes,
         connect_timeout_s=connect_timeout_s,
         shutdown_timeout_s=shutdown_timeout_s,
+        security=read_kafka_security(os.environ),
     )
     _configure_logging(log_level)
     early = _EarlySignals()

@@ -138,10 +138,11 @@ def _remove(file: Path) -> None:
 def _reserve(file: Path, size: int) -> None:
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        os.ftruncate(descriptor, size)
-        # Without a reservation a full disk would show as SIGBUS in the middle of a copy. A file without a hole has it,
-        # and to reserve it again takes as long as half a copy.
-        if size and os.lseek(descriptor, 0, os.SEEK_HOLE) < size:
-            os.posix_fallocate(descriptor, 0, size)
+        present = os.fstat(descriptor).st_size
+        if size < present:
+            os.ftruncate(descriptor, size)
+        elif size > present:
+            # Without a reservation a full disk would show as SIGBUS in the middle of a copy.
+            os.posix_fallocate(descriptor, present, size - present)
     finally:
         os.close(descriptor)

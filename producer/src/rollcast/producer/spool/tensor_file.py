@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from rollcast.producer.errors import SpoolError, SpoolFullError
-from rollcast.producer.plan import PlannedTensor
+from rollcast.producer.mover import pin, unpin
+from rollcast.producer.plan import PlannedColumn, ShardRecords
 from rollcast.producer.spool.pool import TensorPool
 from rollcast.producer.spool.read import HEAD_LENGTH_BYTES
 
@@ -22,38 +23,64 @@ _ALIGNMENT = 64
 _KEPT_MAPPINGS = 8
 _MADV_POPULATE_WRITE = 23
 _libc = ctypes.CDLL(None)
+_JSON_BYTES_A_CHARACTER = 12
+_JSON_BYTES_A_NUMBER = 21
+_JSON_BYTES_AN_ENTRY = 160
 _SAFETENSORS_NAMES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "uint16": "U16",
-    "int16": "I16",
-    "uint32": "U32",
-    "int32": "I32",
-    "uint64": "U64",
-    "int64": "I64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.uint16: "U16",
+    torch.int16: "I16",
+    torch.uint32: "U32",
+    torch.int32: "I32",
+    torch.uint64: "U64",
+    torch.int64: "I64",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
 }
 
 
-def header_for(tensors: Sequence[PlannedTensor]) -> bytes:
+def head_size(columns: Sequence[PlannedColumn]) -> int:
+    """Returns the room for the file's head, the same on every peer; more than it takes, for it may be padded.
+
+    So the head itself need not be there before the copies are made.
+    """
+    text = len("{}")
+    for column in columns:
+        entry = len(column.name) * _JSON_BYTES_A_CHARACTER + _JSON_BYTES_AN_ENTRY
+        text += entry * len(column.sizes) + sum(map(len, column.shapes)) * _JSON_BYTES_A_NUMBER
+    return HEAD_LENGTH_BYTES + text + -(HEAD_LENGTH_BYTES + text) % _ALIGNMENT
+
+
+def head_for(columns: Sequence[PlannedColumn]) -> bytes:
     """Returns the file's head, length field included; dtypes that the format lacks are listed as bytes."""
     entries = {}
-    for tensor in tensors:
-        name = _SAFETENSORS_NAMES.get(tensor.announced.dtype)
-        entries[tensor.name] = {
-            "dtype": name or "U8",
-            "shape": list(tensor.announced.shape) if name else [tensor.announced.total_bytes],
-            "data_offsets": [tensor.offset, tensor.offset + tensor.announced.total_bytes],
-        }
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-(HEAD_LENGTH_BYTES + len(text)) % _ALIGNMENT)
-    return len(text).to_bytes(HEAD_LENGTH_BYTES, "little") + text
+    for column in columns:
+        for tensor in column.tensors():
+            dtype = _SAFETENSORS_NAMES.get(tensor.dtype)
+            entries[f"{tensor.slot}.{tensor.leaf}.{column.name}"] = {
+                "dtype": dtype or "U8",
+                "shape": list(tensor.shape) if dtype else [tensor.size],
+                "data_offsets": [tensor.offset, tensor.offset + tensor.size],
+            }
+    length = head_size(columns) - HEAD_LENGTH_BYTES
+    text = json.dumps(entries, separators=(",", ":")).encode().ljust(length)
+    return length.to_bytes(HEAD_LENGTH_BYTES, "little") + text
+
+
+def finish_tensor_file(path: Path, records: ShardRecords) -> None:
+    """Adds the head, and zeros where no rank holds anything: the file may have been another bundle's before."""
+    head = head_for(records.columns)
+    with path.open("r+b") as file:
+        file.write(head)
+        for _, target, _, size in records.segments(None).as_tuples():
+            file.seek(len(head) + target)
+            file.write(bytes(size))
 
 
 class TensorFile:
@@ -63,17 +90,34 @@ class TensorFile:
         data: the bytes behind the head, as a uint8 tensor over the mapping.
     """
 
-    def __init__(self, mapping: mmap.mmap, header: bytes, data_bytes: int) -> None:
-        self._map, self._header = mapping, header
-        self.data = torch.frombuffer(mapping, dtype=torch.uint8)[len(header) : len(header) + data_bytes]
-
-    def write_header(self) -> None:
-        """Writes the head; one of the peers does it."""
-        self._map[: len(self._header)] = self._header
+    def __init__(self, mapping: "_Mapping", head_bytes: int, data_bytes: int) -> None:
+        self.data = mapping.data[head_bytes : head_bytes + data_bytes]
 
     def close(self) -> None:
         """Gives the file up; it keeps what was written."""
         del self.data
+
+
+class _Mapping:
+    """Maps a file of the spool for as long as it is wanted."""
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        self.data = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
+        self._is_pinned = False
+
+    def prepare(self) -> None:
+        """Brings its pages into memory, where the devices that this process uses can write to them."""
+        # Through ctypes, which lets go of the interpreter lock: training goes on meanwhile. A kernel before 5.14
+        # refuses, and the first use of the mapping then pays for its faults.
+        _libc.madvise(
+            ctypes.c_void_p(self.data.data_ptr()), ctypes.c_size_t(self.data.nbytes), ctypes.c_int(_MADV_POPULATE_WRITE)
+        )
+        self._is_pinned = self._is_pinned or pin(self.data)
+
+    def close(self) -> None:
+        """Lets it go once the last tensor over it is gone."""
+        if self._is_pinned:
+            unpin(self.data)
 
 
 class TensorFiles:
@@ -88,48 +132,43 @@ class TensorFiles:
 
     def __init__(self, pool: TensorPool) -> None:
         self._pool = pool
-        self._mappings: OrderedDict[tuple[int, int], mmap.mmap] = OrderedDict()
+        self._mappings: OrderedDict[tuple[int, int], _Mapping] = OrderedDict()
         self._lock = threading.Lock()
 
-    def open(self, path: Path, header: bytes, data_bytes: int) -> TensorFile:
+    def open(self, path: Path, head_bytes: int, data_bytes: int) -> TensorFile:
         """Opens a file to be filled; of all peers that open it, the first creates it.
 
         Raises:
             SpoolFullError: the disk has no room.
             SpoolError: the file cannot be created.
         """
-        size = len(header) + data_bytes
+        size = head_bytes + data_bytes
         try:
             self._pool.take(path, size)
-            return TensorFile(self._mapping_of(path, size), header, data_bytes)
+            return TensorFile(self._mapping_of(path, size), head_bytes, data_bytes)
         except OSError as exc:
             if exc.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
                 raise SpoolFullError(f"no room for {size} bytes at {path}; free space or choose another spool") from exc
             raise SpoolError(f"{path} cannot be created: {exc.strerror}") from exc
 
     def prefault(self) -> None:
-        """Maps what waits in the pool, pages included; for a background thread."""
+        """Prepares what waits in the pool; for a background thread."""
         for size, path in self._pool.files()[-_KEPT_MAPPINGS:]:
             with contextlib.suppress(OSError, ValueError):
-                _populate(self._mapping_of(path, size))
+                self._mapping_of(path, size).prepare()
 
-    def _mapping_of(self, path: Path, size: int) -> mmap.mmap:
+    def _mapping_of(self, path: Path, size: int) -> _Mapping:
         with path.open("r+b") as file:
             status = os.fstat(file.fileno())
             # A mapping keeps its inode alive, so the number cannot belong to another file by now.
             key = (status.st_dev, status.st_ino)
             with self._lock:
                 mapping = self._mappings.pop(key, None)
-                if mapping is None or len(mapping) < size:
-                    mapping = mmap.mmap(file.fileno(), size)
+                if mapping is None or mapping.data.nbytes < size:
+                    if mapping is not None:
+                        mapping.close()
+                    mapping = _Mapping(file.fileno(), size)
                 self._mappings[key] = mapping
                 while len(self._mappings) > _KEPT_MAPPINGS:
-                    self._mappings.popitem(last=False)
+                    self._mappings.popitem(last=False)[1].close()
         return mapping
-
-
-def _populate(mapping: mmap.mmap) -> None:
-    # Through ctypes, which lets go of the interpreter lock: training goes on meanwhile. A kernel before 5.14 refuses,
-    # and the first use of the mapping then pays for its faults.
-    address = torch.frombuffer(mapping, dtype=torch.uint8).data_ptr()
-    _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(len(mapping)), ctypes.c_int(_MADV_POPULATE_WRITE))

@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,9 +12,11 @@ import fastavro
 from rollcast.producer.errors import BundleExistsError, SpoolError
 from rollcast.producer.plan import ShardPlan, ShardRecords
 from rollcast.producer.spool.read import DIGEST_KEY, RECORDS_NAME, TENSORS_NAME, record_schema, tensors_digest
-from rollcast.producer.spool.tensor_file import TensorFiles, header_for
-from rollcast.schemas.events import SHARD_SLOT, DpShard, SamplePart
+from rollcast.producer.spool.tensor_file import TensorFiles, finish_tensor_file, head_size
+from rollcast.schemas.codec import SPOOL
+from rollcast.schemas.events import SHARD_SLOT, Column, DpShard, SamplePart, TensorSlice
 from rollcast.schemas.framing import event_to_avro
+from rollcast.schemas.tensors import dtype_name
 
 _FILLED = "filled."
 
@@ -37,7 +40,7 @@ class BundleWriter:
         except OSError as exc:
             raise SpoolError(f"{filling} cannot be made: {exc.strerror}; check spool_dir") from exc
         try:
-            self.file = files.open(filling / TENSORS_NAME, header_for(plan.tensors), plan.data_bytes)
+            self.file = files.open(filling / TENSORS_NAME, head_size(plan.records.columns), plan.data_bytes)
         except SpoolError:
             # Whatever was reserved goes back; with this rank's objection no peer will fill it.
             shutil.rmtree(filling, ignore_errors=True)
@@ -77,6 +80,8 @@ def commit_bundle(
         OSError: the disk does not take it.
     """
     filling.mkdir(parents=True, exist_ok=True)
+    if content is not None:
+        finish_tensor_file(filling / TENSORS_NAME, content)
     slots = [] if content is None else _slot_records(content, shard)
     metadata = {} if content is None else {DIGEST_KEY: tensors_digest(filling / TENSORS_NAME)}
     events: list[SamplePart | DpShard] = [*slots, shard]
@@ -109,19 +114,38 @@ def _fsync(path: Path) -> None:
 
 
 def _slot_records(content: ShardRecords, shard: DpShard) -> Iterator[SamplePart]:
-    last = len(content.slots) - 1
-    for index, columns in enumerate(content.slots):
-        own = index == last
+    columns = _columns_by_slot(content)
+    for slot in [*range(len(content.positions)), SHARD_SLOT]:
+        own = slot == SHARD_SLOT
         yield SamplePart(
             run_id=shard.run_id,
             attempt=shard.attempt,
             stream=shard.stream,
             rollout_id=shard.rollout_id,
             data_parallel_rank=shard.data_parallel_rank,
-            slot=SHARD_SLOT if own else index,
-            rollout_position=None if own else content.positions[index],
-            sample_index=None if own else content.sample_indices[index],
+            slot=slot,
+            rollout_position=None if own else content.positions[slot],
+            sample_index=None if own else content.sample_indices[slot],
             part=0,
             part_count=1,
-            columns=columns,
+            columns=tuple(columns[slot]),
         )
+
+
+def _columns_by_slot(content: ShardRecords) -> defaultdict[int, list[Column]]:
+    columns: defaultdict[int, list[Column]] = defaultdict(list)
+    for column in content.columns:
+        for slot, value in column.plain.items():
+            columns[slot].append(Column(column.name, 0, value))
+        for tensor in column.tensors():
+            in_spool = TensorSlice(
+                dtype=dtype_name(tensor.dtype),
+                shape=tuple(tensor.shape),
+                total_bytes=tensor.size,
+                offset=tensor.offset,
+                slice_bytes=tensor.size,
+                codec=SPOOL,
+                data=b"",
+            )
+            columns[tensor.slot].append(Column(column.name, tensor.leaf, in_spool))
+    return columns

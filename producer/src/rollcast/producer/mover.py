@@ -1,0 +1,83 @@
+"""Moves bytes from wherever the trainer's tensors are to the mapped tensor file."""
+
+import ctypes
+from collections import deque
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+
+from rollcast.producer.plan import Segments
+from rollcast.schemas.tensors import tensor_bytes
+
+# Its functions carry no types.
+_cuda: Any = torch.cuda
+
+
+def move(sources: Sequence[torch.Tensor], segments: Segments, data: torch.Tensor) -> None:
+    """Copies segments of the sources to their places; returns when all bytes are there.
+
+    From a CUDA device the copies go through a stream of their own, after what the device's current stream has to do,
+    and are waited for once, at the end; into pinned memory (`pin`) the device writes by itself.
+
+    Args:
+        sources: anywhere.
+        segments: of them.
+        data: the target, uint8, on the CPU.
+
+    Raises:
+        ValueError: a segment is not within source and target.
+    """
+    held = np.array([source.nbytes for source in sources], np.int64)[segments.tensors]
+    if (segments.starts + segments.sizes > held).any() or (segments.targets + segments.sizes > data.nbytes).any():
+        raise ValueError(f"a tensor does not hold what was planned, or its place is beyond {data.nbytes} bytes")
+    # Not with torch, whose two views and one copy for each segment take several times as long as the bytes.
+    addresses = np.array(
+        [source.data_ptr() if source.is_cpu and source.is_contiguous() else 0 for source in sources], np.int64
+    )[segments.tensors]
+    plain = addresses != 0
+    targets, starts, sizes = data.data_ptr() + segments.targets, addresses + segments.starts, segments.sizes
+    lists = (array[plain].tolist() for array in (targets, starts, sizes))
+    deque(map(ctypes.memmove, *lists), maxlen=0)
+    if not plain.all():
+        _copy_others(sources, segments, plain, data)
+
+
+def _copy_others(
+    sources: Sequence[torch.Tensor], segments: Segments, done: "np.ndarray[Any, Any]", data: torch.Tensor
+) -> None:
+    streams: dict[torch.device, torch.cuda.Stream] = {}
+    try:
+        with ExitStack() as current:
+            for is_done, (tensor, target, start, size) in zip(done.tolist(), segments.as_tuples(), strict=True):
+                if is_done:
+                    continue
+                source = sources[tensor]
+                if source.is_cuda and source.device not in streams:
+                    stream = streams[source.device] = _side_stream(source.device)
+                    stream.wait_stream(torch.cuda.current_stream(source.device))
+                    current.enter_context(torch.cuda.stream(stream))
+                data[target : target + size].copy_(tensor_bytes(source)[start : start + size], non_blocking=True)
+    finally:
+        # Also after an error: the memory on both sides is about to be used again.
+        for stream in streams.values():
+            stream.record_event().synchronize()
+
+
+def pin(data: torch.Tensor) -> bool:
+    """Registers memory with CUDA where this process uses it; tells whether `unpin` must be called before it goes."""
+    return _cuda.is_initialized() and not int(_cuda.cudart().cudaHostRegister(data.data_ptr(), data.nbytes, 0))
+
+
+def unpin(data: torch.Tensor) -> None:
+    """Undoes `pin`."""
+    _cuda.cudart().cudaHostUnregister(data.data_ptr())
+
+
+@cache
+def _side_stream(device: torch.device) -> torch.cuda.Stream:
+    stream: torch.cuda.Stream = _cuda.Stream(device)
+    return stream
