@@ -47,7 +47,8 @@ def _walk(root: str, besides: str | None) -> tuple[SpoolUsage, bool]:
             if besides is not None and bundle.startswith(besides):
                 continue
             try:
-                files = [(entry.name, entry.stat().st_size) for entry in os.scandir(bundle)]
+                with os.scandir(bundle) as entries:
+                    files = [(entry.name, entry.stat().st_size) for entry in entries]
             except FileNotFoundError:
                 changed = True
             except OSError:
