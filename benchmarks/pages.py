@@ -18,7 +18,7 @@ from rollcast.producer.spool.tensor_file import TensorFiles
 
 SHARD_BYTES = 85 * 1024**2
 ROUNDS = 9
-_HEADER = bytes(64)
+_HEAD_BYTES = 64
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def _spare(folder: Path, shard: torch.Tensor) -> float:
 
     def prepare() -> None:
         bundle.unlink(missing_ok=True)
-        _pool(folder).keep_spares(1, len(_HEADER) + SHARD_BYTES)
+        _pool(folder).keep_spares(1, _HEAD_BYTES + SHARD_BYTES)
         files.prefault()
 
     return _median(prepare, lambda: _fill(files, bundle, shard))
@@ -64,7 +64,7 @@ def _pool(folder: Path) -> TensorPool:
 
 
 def _fill(files: TensorFiles, bundle: Path, shard: torch.Tensor) -> None:
-    file = files.open(bundle, _HEADER, SHARD_BYTES)
+    file = files.open(bundle, _HEAD_BYTES, SHARD_BYTES)
     file.data.copy_(shard)
     file.close()
 

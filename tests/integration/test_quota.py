@@ -154,3 +154,19 @@ def test_the_stats_and_their_file_tell_what_was_published_and_dropped(tmp_path: 
     assert content["dropped"]["not_copied"] == 0
     _publisher(tmp_path).close(0.1)
     assert not list(tmp_path.glob(".stats-*")), "the counters of the dead are swept"
+
+
+def test_a_bundle_that_is_renamed_while_the_spool_is_measured_is_counted_all_the_same(tmp_path: Path) -> None:
+    places = [tmp_path / "run" / name for name in (".0-a1-dp0.filling", "0-a1-dp0")]
+    places[0].mkdir(parents=True)
+    (places[0] / "tensors.safetensors").write_bytes(bytes(100))
+
+    def rename() -> None:
+        for turn in range(100):
+            places[turn % 2].rename(places[1 - turn % 2])
+            time.sleep(0.005)
+
+    renaming = threading.Thread(target=rename)
+    renaming.start()
+    while renaming.is_alive():
+        assert measure_spool(tmp_path) == SpoolUsage(100, 1)

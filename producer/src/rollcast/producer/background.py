@@ -12,7 +12,6 @@ from rollcast.producer.spool.trainers import LivingTrainer, register
 from rollcast.producer.stats import Counters
 
 _EXIT_FLUSH_S = 5.0
-_LEAST_COMMIT_S = 5.0
 _DRAIN_LOOK_EVERY_S = 0.05
 
 _log = logging.getLogger("rollcast.producer")
@@ -48,7 +47,8 @@ class Background:
             if time.monotonic() > deadline:
                 break
             time.sleep(_DRAIN_LOOK_EVERY_S)
-        finished = self.committer.close(max(_LEAST_COMMIT_S, deadline - time.monotonic()))
+        # What is filled is not given up for a short bound.
+        finished = self.committer.close(max(_EXIT_FLUSH_S, deadline - time.monotonic()))
         atexit.unregister(self._flush_at_exit)
         self._trainer_lock.close()
         self._run_lock.close()

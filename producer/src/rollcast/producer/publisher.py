@@ -112,7 +112,7 @@ class Publisher:
     def close(self, timeout_s: float) -> bool:
         """Commits what is filled and waits for Kafka to have it; tells whether all of this rank was delivered.
 
-        It takes up to a second longer where what is filled could not be committed within the bound. What is not
+        It takes some seconds longer where what is filled could not be committed within the bound. What is not
         delivered by then stays in the spool, and the shipper goes on with it. Nothing can be published afterwards.
         """
         if not self._layout.takes_part or self._disabled is not None:

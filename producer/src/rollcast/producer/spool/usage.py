@@ -2,11 +2,13 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from rollcast.producer.spool.read import TENSORS_NAME
+
+# A bundle that is committed or shipped during the walk makes the walk be done again.
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +31,37 @@ def measure_spool(root: Path, besides: str | None = None) -> SpoolUsage:
         root: the spool folder.
         besides: how the paths of bundles begin that are not to be counted.
     """
+    for _ in range(_TRIES):
+        found, changed = _walk(os.fspath(root), besides)
+        if not changed:
+            break
+    return found
+
+
+def _walk(root: str, besides: str | None) -> tuple[SpoolUsage, bool]:
+    """Returns what is there, and whether a bundle has gone or been renamed before it was looked at."""
     size = bundles = 0
-    for run in _folders(os.fspath(root)):
-        if run.name.startswith("."):
-            continue
-        for bundle in _folders(run.path):
-            if besides is None or not bundle.path.startswith(besides):
-                for file in _entries(bundle.path):
-                    # A bundle may be shipped and removed while it is being measured.
-                    with contextlib.suppress(OSError):
-                        size += file.stat().st_size
-                        bundles += file.name == TENSORS_NAME
-    return SpoolUsage(size, bundles)
+    changed = False
+    for run in _folders(root):
+        for bundle in _folders(run) if not Path(run).name.startswith(".") else ():
+            if besides is not None and bundle.startswith(besides):
+                continue
+            try:
+                with os.scandir(bundle) as entries:
+                    files = [(entry.name, entry.stat().st_size) for entry in entries]
+            except FileNotFoundError:
+                changed = True
+            except OSError:
+                # Another user's is not counted: a trainer must not stop for it.
+                continue
+            else:
+                size += sum(file_size for _, file_size in files)
+                bundles += any(name == TENSORS_NAME for name, _ in files)
+    return SpoolUsage(size, bundles), changed
 
 
-def _folders(path: str) -> Iterator[os.DirEntry[str]]:
-    return (entry for entry in _entries(path) if entry.is_dir(follow_symlinks=False))
-
-
-def _entries(path: str) -> Iterator[os.DirEntry[str]]:
-    # What is gone by now, or another user's, is not counted: a trainer must not stop for it.
+def _folders(path: str) -> list[str]:
+    # Listed at once: what is renamed meanwhile must not be found twice, or not at all.
     with contextlib.suppress(OSError), os.scandir(path) as entries:
-        yield from entries
+        return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+    return []
