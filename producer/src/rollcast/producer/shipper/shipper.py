@@ -70,7 +70,7 @@ class Shipper:
         self._spool, self._config, self._topic, self._threads = spool, config, topic, threads
         self._part_bytes: dict[Path, int] = {}
         self._tries: Counter[Path] = Counter()
-        self._refusals: Counter[Path] = Counter()
+        self._troubles: Counter[Path] = Counter()
 
     async def run(self) -> None:
         """Ships until cancelled, or until the spool is empty and no trainer uses it if so configured."""
@@ -87,7 +87,7 @@ class Shipper:
                 # Looking, not inotify: it must work on every file system that containers share.
                 await asyncio.sleep(_LOOK_EVERY_S)
                 continue
-            except (KafkaError, ShipperError) as exc:
+            except (KafkaError, ShipperError, ContractError) as exc:
                 self.stats.kafka_errors += 1
                 address, words = self._config.bootstrap_servers, str(exc) or type(exc).__name__
                 trouble = f"Kafka at {address} does not take records ({words})"
@@ -98,9 +98,9 @@ class Shipper:
             pause_s = min(2 * pause_s, self._config.retry_max_s)
 
     def _waiting(self) -> list[Path]:
-        """Returns the bundles in rollout order; those that Kafka has refused come last, so that they block nobody."""
+        """Returns the bundles in rollout order; those that made trouble come last, so that they block nobody."""
         paths = [path for _, path in self._spool.bundles(self._config.destination)]
-        return sorted(paths, key=self._refusals.__getitem__)
+        return sorted(paths, key=self._troubles.__getitem__)
 
     def _finished(self) -> bool:
         # The order matters: a trainer that commits its last bundle and leaves must not be missed.
@@ -116,7 +116,7 @@ class Shipper:
                     before = self.stats.bundles
                     await self._ship_all(delivery, paths, part_limit(self._config, limit), shipments)
                     if self.stats.bundles == before:
-                        raise OSError("none of its bundles can be read now")
+                        raise OSError("none of its bundles can be read or removed now")
                     paths = await asyncio.to_thread(self._waiting)
         except KafkaError:
             # Their own errors, noted even where another bundle's ended the client: each decides for its bundle alone.
@@ -125,7 +125,7 @@ class Shipper:
             for shipment in too_large:
                 _log.warning("%s has a part too large for the topic: cutting smaller", shipment.path)
                 self._part_bytes[shipment.path] = shipment.part_bytes // 2
-            self._refusals.update(
+            self._troubles.update(
                 shipment.path for shipment, error in refused if error and not getattr(error, "retriable", False)
             )
             if not too_large:
@@ -196,8 +196,13 @@ class Shipper:
         await shipment.send(encode(shipment.closing), shipment.closing)
         await shipment.delivery.acknowledged()
         path = shipment.path
-        await asyncio.to_thread(self._spool.retire, path)
         shipments.remove(shipment)
+        try:
+            await asyncio.to_thread(self._spool.retire, path)
+        except OSError as exc:
+            self._troubles[path] += 1
+            _log.warning("bundle %s is delivered and cannot be removed now, so it will be sent again: %s", path, exc)
+            return
         self._forget(path)
         self.stats.shipped_bundles += 1
         self.stats.shipped_bytes += shipment.closing.raw_bytes
@@ -209,14 +214,19 @@ class Shipper:
             await shipment.send(encode(dropped), dropped)
             await shipment.delivery.acknowledged()
         path = shipment.path
-        aside = await asyncio.to_thread(self._spool.set_aside, path, reason)
+        try:
+            aside = await asyncio.to_thread(self._spool.set_aside, path, reason)
+        except OSError as exc:
+            self._troubles[path] += 1
+            _log.warning("bundle %s cannot be shipped (%s) nor set aside now: %s", path, reason, exc)
+            return
         self._forget(path)
         self.stats.set_aside_bundles += 1
         _log.error("bundle %s cannot be shipped and was set aside in %s: %s", path, aside, reason)
 
     def _forget(self, path: Path) -> None:
         self._part_bytes.pop(path, None)
-        del self._tries[path], self._refusals[path]
+        del self._tries[path], self._troubles[path]
 
 
 async def _one_done(tasks: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:

@@ -52,13 +52,14 @@ class Sidecar:
 
     async def _work(self) -> None:
         topic = RecordsTopic(self._config)
-        try:
-            await topic.prepare()
-        except (KafkaError, OSError) as exc:
-            _log.warning("Kafka at %s does not answer yet (%s); bundles wait", self._config.bootstrap_servers, exc)
         with ThreadPoolExecutor(self._config.compress_threads, thread_name_prefix="rollcast-cut") as threads:
             shippers = [(spool, lock, Shipper(spool, self._config, topic, threads)) for spool, lock in self._spools]
             with MetricsEndpoint(self._config.metrics_port, [(spool, shipper.stats) for spool, _, shipper in shippers]):
+                try:
+                    await topic.prepare()
+                except (KafkaError, OSError) as exc:
+                    address = self._config.bootstrap_servers
+                    _log.warning("Kafka at %s does not answer yet (%s); bundles wait", address, exc)
                 # Not a TaskGroup: a shipper ends only when it is done, or by a mistake of ours that should end all.
                 await asyncio.gather(*(_ship(shipper, lock) for _, lock, shipper in shippers))
 

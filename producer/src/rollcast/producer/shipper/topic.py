@@ -63,11 +63,11 @@ class RecordsTopic:
                 await self._create(admin)
             settings = await self._settings(admin)
             if not self._warned:
-                self._warned = True
                 (topic,) = await admin.describe_topics([self._name])
                 replicas = min((len(partition["replicas"]) for partition in topic["partitions"]), default=1)
                 for danger in dangers(settings, replicas, self._config.max_part_bytes):
                     _log.warning("topic %s: %s", self._name, danger)
+                self._warned = True
             return int(settings.get("max.message.bytes", _DEFAULT_MAX_MESSAGE_BYTES))
         finally:
             await admin.close()
