@@ -28,7 +28,7 @@ from rollcast.consumer.cli.command import app
 from rollcast.consumer.metrics import Metric, compute_metrics
 from rollcast.consumer.rollout import Missing, OffsetSpan, RolloutId
 from rollcast.consumer.store import Manifest
-from rollcast.consumer.store.manifest import manifest_path
+from rollcast.consumer.store.manifest import ManifestFile, manifest_path
 from rollcast.schemas import build_dump_payload, record_key
 
 NOTHING_MISSING = Missing()
@@ -125,8 +125,12 @@ def write_manifest(path: Path, *metrics: Metric, missing: Missing = NOTHING_MISS
         raw_bytes=100,
         wire_bytes=50,
         offsets=(OffsetSpan(0, 1, 3),),
-        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-        file_bytes=path.stat().st_size,
+        digests=(),
+        files=(
+            ManifestFile(
+                name=path.name, rank=0, sha256=hashlib.sha256(path.read_bytes()).hexdigest(), size=path.stat().st_size
+            ),
+        ),
         written_at_ms=0,
         metrics=metrics,
         missing=missing,

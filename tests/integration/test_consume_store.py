@@ -10,12 +10,14 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 import torch
 
+from rollcast.consumer.layout import DumpFile
 from rollcast.consumer.metrics import compute_metrics
 from rollcast.consumer.rollout import Missing, OffsetSpan, Rollout, RolloutId, RolloutKey
 from rollcast.consumer.store import Dump, LocalDumpStore, Manifest, PublishedDump
@@ -44,7 +46,20 @@ def dump(rollout_id: int = 7, *, attempt: int = 1, samples: int = 2, missing: Mi
         "samples": [{"entropy": torch.tensor([float("nan"), float(attempt)])} for _ in range(samples)],
         "dp_shards": [{}],
     }
-    return Dump(rollout=rollout, payload=payload, missing=missing, metrics=compute_metrics(payload["samples"]))
+    return Dump(
+        rollout=rollout,
+        files=(DumpFile(0, payload),),
+        sample_count=samples,
+        missing=missing,
+        metrics=compute_metrics(payload["samples"]),
+    )
+
+
+def payload_of(made: Dump) -> dict[str, Any]:
+    """The content of its one file, to be changed."""
+    (file,) = made.files
+    assert isinstance(file.content, dict)
+    return file.content
 
 
 @pytest.fixture
@@ -78,7 +93,7 @@ def test_a_dump_is_published_with_its_manifest(store: LocalDumpStore, tmp_path: 
 def test_the_same_payload_gives_the_same_file(store: LocalDumpStore) -> None:
     assert store.publish(dump(7)).manifest.sha256 == store.publish(dump(7)).manifest.sha256
     first, second = dump(8), dump(9)
-    second.payload["rollout_id"] = 8
+    payload_of(second)["rollout_id"] = 8
     assert store.publish(first).manifest.sha256 == store.publish(second).manifest.sha256
 
 
@@ -102,7 +117,8 @@ def test_a_newer_attempt_replaces_and_the_older_dump_is_kept_aside(store: LocalD
         "7.pt",
         "7.pt.manifest.json",
     ]
-    assert read_manifest(tmp_path / "run" / "7.attempt-1.pt") == old.manifest
+    kept = read_manifest(tmp_path / "run" / "7.attempt-1.pt")
+    assert kept == replace(old.manifest, files=(replace(old.manifest.files[0], name="7.attempt-1.pt"),))
     aside = tmp_path / "run" / "7.attempt-1.pt"
     assert hashlib.sha256(aside.read_bytes()).hexdigest() == old.manifest.sha256
     assert store.published(KEY) == new
@@ -213,7 +229,7 @@ class Pause:
 def while_paused(paused: Dump, template: str, do: Callable[[], None]) -> PublishedDump:
     """Publishes `paused` by a store of its own, and calls `do` while its file is half written."""
     pause = Pause()
-    paused.payload["pause"] = pause
+    payload_of(paused)["pause"] = pause
     with ThreadPoolExecutor(1) as thread:
         publishing = thread.submit(LocalDumpStore(template).publish, paused)
         try:

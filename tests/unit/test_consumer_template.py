@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from rollcast.consumer.errors import TemplateError
-from rollcast.consumer.rollout import RolloutKey
+from rollcast.consumer.rollout import RolloutId
 from rollcast.consumer.store.template import PathTemplate
 
 RUN_IDS = [
@@ -49,13 +49,13 @@ def test_a_template_under_which_dumps_could_meet_is_refused(template: str, probl
 
 
 @pytest.mark.parametrize(
-    "template", ["/d/{run_id}/{rollout_id}.pt", "/d/{run_id}-{rollout_id}.pt", "/d/{run_id}_{rollout_id}/dump.pt"]
+    "template", ["/d/{run_id}/{rollout_id}.pt", "/d/{run_id}_x{rollout_id}.pt", "/d/{run_id}_{rollout_id}/dump.pt"]
 )
 def test_every_rollout_of_every_run_has_its_own_path_inside_the_folder(template: str) -> None:
     made = PathTemplate(template)
     rollouts = [*itertools.product(RUN_IDS, (0, 1, 11, 2**40))]
 
-    paths = [made.path(RolloutKey(run_id, rollout_id)) for run_id, rollout_id in rollouts]
+    paths = [made.path(RolloutId(run_id, 1, rollout_id), 0) for run_id, rollout_id in rollouts]
 
     assert len(set(paths)) == len(rollouts)
     for path in paths:
@@ -65,7 +65,7 @@ def test_every_rollout_of_every_run_has_its_own_path_inside_the_folder(template:
 
 
 def test_a_relative_template_gives_absolute_paths() -> None:
-    assert PathTemplate("{run_id}/{rollout_id}.pt").path(RolloutKey("a", 1)) == Path.cwd() / "a" / "1.pt"
+    assert PathTemplate("{run_id}/{rollout_id}.pt").path(RolloutId("a", 1, 1), 0) == Path.cwd() / "a" / "1.pt"
 
 
 @pytest.mark.parametrize(
@@ -83,5 +83,5 @@ def test_a_relative_template_gives_absolute_paths() -> None:
 )
 def test_policy_loss_calls_stand_in_a_folder_of_their_run(template: str, paths: list[str]) -> None:
     made = PathTemplate(template)
-    found = [made.path(RolloutKey(run_id, 7, "policy-loss/3")) for run_id in ("a", "b")]
+    found = [made.path(RolloutId(run_id, 1, 7, "policy-loss/3"), 0) for run_id in ("a", "b")]
     assert found == [Path.cwd() / path for path in paths]
