@@ -17,49 +17,10 @@ from typing import IO, Any
 import pytest
 import torch
 
-from rollcast.consumer.layout import DumpFile
-from rollcast.consumer.metrics import compute_metrics
-from rollcast.consumer.rollout import Missing, OffsetSpan, Rollout, RolloutId, RolloutKey
+from fixtures.stored import KEY, MISSING, dump, payload_of
 from rollcast.consumer.store import Dump, LocalDumpStore, Manifest, PublishedDump
 from rollcast.consumer.store.files import LOCK_NAME, HashingWriter, sweep, temporary_beside
 from rollcast.consumer.store.manifest import read_manifest
-
-NOTHING = Missing()
-MISSING = Missing(slots=((0, (1,)),))
-
-
-KEY = RolloutKey("run", 7)
-
-
-def dump(rollout_id: int = 7, *, attempt: int = 1, samples: int = 2, missing: Missing = NOTHING) -> Dump:
-    rollout = Rollout(
-        id=RolloutId("run", attempt, rollout_id),
-        spans=(OffsetSpan(2, 10, 20),),
-        shards=(),
-        missing=missing,
-        duplicates=3,
-        wire_bytes=50,
-    )
-    payload: dict[str, Any] = {
-        "format_version": 2,
-        "rollout_id": rollout_id,
-        "samples": [{"entropy": torch.tensor([float("nan"), float(attempt)])} for _ in range(samples)],
-        "dp_shards": [{}],
-    }
-    return Dump(
-        rollout=rollout,
-        files=(DumpFile(0, payload),),
-        sample_count=samples,
-        missing=missing,
-        metrics=compute_metrics(payload["samples"]),
-    )
-
-
-def payload_of(made: Dump) -> dict[str, Any]:
-    """The content of its one file, to be changed."""
-    (file,) = made.files
-    assert isinstance(file.content, dict)
-    return file.content
 
 
 @pytest.fixture
