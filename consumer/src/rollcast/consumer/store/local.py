@@ -118,6 +118,12 @@ class LocalDumpStore:
         self._removal.remove(dump.rollout.id.run_id, goes)
         return published
 
+    def known(self, key: RolloutKey) -> Manifest | None:
+        """Returns the manifest of the complete dump of the highest attempt, whether or not its files are there."""
+        manifests = [usable(manifest_path(base)) or usable(tombstone_path(base)) for base in self._template.bases(key)]
+        known = [each for each in manifests if each is not None and each.complete and each.id.key == key]
+        return max(known, key=lambda manifest: manifest.id.attempt, default=None)
+
     def withdraw(self, key: RolloutKey) -> None:
         """Forgets that the rollout was published, so that it can be published again; its files stay."""
         for base in self._template.bases(key):

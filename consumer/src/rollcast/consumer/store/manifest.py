@@ -12,7 +12,7 @@ from typing import Any
 
 from rollcast.consumer.errors import DumpFileError
 from rollcast.consumer.metrics import Metric
-from rollcast.consumer.rollout import Missing, OffsetSpan, RolloutId
+from rollcast.consumer.rollout import Missing, OffsetSpan, Rollout, RolloutId
 from rollcast.consumer.store.protocol import Dump
 from rollcast.consumer.store.template import MANIFEST_SUFFIX
 
@@ -177,14 +177,20 @@ def manifest_of(dump: Dump, files: tuple[ManifestFile, ...]) -> Manifest:
         raw_bytes=rollout.raw_bytes,
         wire_bytes=rollout.wire_bytes,
         offsets=rollout.spans,
-        digests=tuple(
-            (event.data_parallel_rank, hashlib.sha256(b"".join(event.slot_digests)).hexdigest()) for event in events
-        ),
+        digests=digests_of(rollout),
         files=files,
         written_at_ms=time.time_ns() // 1_000_000,
         metrics=dump.metrics,
         missing=dump.missing,
         versions=_versions(),
+    )
+
+
+def digests_of(rollout: Rollout) -> tuple[tuple[int, str], ...]:
+    """Returns a digest of what each closing event says of its shard's content, by data-parallel rank."""
+    events = [shard.event for shard in rollout.shards if shard.event is not None]
+    return tuple(
+        (event.data_parallel_rank, hashlib.sha256(b"".join(event.slot_digests)).hexdigest()) for event in events
     )
 
 
