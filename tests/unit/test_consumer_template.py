@@ -1,6 +1,7 @@
 """Dump path templates: two rollouts never share a name."""
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
@@ -39,13 +40,52 @@ RUN_IDS = [
         ("dumps/{run_id}0{rollout_id}.pt", "between two placeholders"),
         ("dumps/{rollout_id}/{run_id}.pt", "after {run_id}"),
         ("dumps/{run_id}/{rollout_id}/{rollout_id}.pt", "one {rollout_id}"),
+        ("dumps/{run_id}/{rollout_id}_{rank}_{rank}.pt", "at most one {rank}"),
+        ("dumps/{run_id}/{rollout_id}{attempt}.pt", "between two placeholders"),
+        ("dumps/{rank}/{run_id}/{rollout_id}.pt", "after {run_id}"),
+        ("dumps/{run_id}/{attempt}/{rollout_id}.pt", "put it into the file's"),
+        ("dumps/{run_id}/{rollout_id}/{rank}/dump.pt", "put it into the file's"),
+        ("dumps/{run_id}-{rollout_id}.pt", "'7-7.attempt-1.pt' beside one dump pass"),
+        ("dumps/{run_id}.attempt-{rollout_id}", "beside one dump pass"),
         ("dumps/{run_id/{rollout_id}.pt", "not a template"),
         ("dumps/{run_id}/{rollout_id.pt", "not a template"),
     ],
 )
 def test_a_template_under_which_dumps_could_meet_is_refused(template: str, problem: str) -> None:
-    with pytest.raises(TemplateError, match=problem):
+    with pytest.raises(TemplateError, match=re.escape(problem)):
         PathTemplate(template)
+
+
+def test_a_dump_of_several_files_needs_ranks_in_their_names() -> None:
+    with pytest.raises(TemplateError, match=re.escape("has no {rank}")):
+        PathTemplate("dumps/{run_id}/{rollout_id}.pt", several_files=True)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "/d/{run_id}/{rollout_id}_{rank}.pt",
+        "/d/{run_id}_{rank}-x{attempt}_{rollout_id}.pt",
+        "/d/{run_id}/{run_id}.{rollout_id}.r{rank}.{attempt}",
+    ],
+)
+def test_every_file_and_what_stands_beside_it_has_a_path_of_its_own(template: str) -> None:
+    made = PathTemplate(template, several_files=True)
+    rollouts = [RolloutId(*each) for each in itertools.product(RUN_IDS, (1, 11), (0, 1, 11))]
+    files = [made.path(rollout, rank) for rollout in rollouts for rank in (0, 1, 11)]
+    if "{attempt}" not in template:
+        files = list(dict.fromkeys(files))
+    bases = {made.base(rollout) for rollout in rollouts}
+
+    beside = {
+        made.beside(path, word) for path in (*files, *bases) for word in ("incomplete", "attempt-1", "attempt-11")
+    }
+
+    assert len(set(files)) == len(files)
+    assert len(beside) == 3 * len({*files, *bases})
+    assert not beside & {*files, *bases}
+    assert not bases & set(files)
+    assert {path.parent for path in beside} == {path.parent for path in files}
 
 
 @pytest.mark.parametrize(
