@@ -24,13 +24,10 @@ async def rebuilt(config: ConsumeConfig, *rollout_ids: int) -> list[Rebuilt]:
     return [each async for each in rebuild(replace(config, create_topics=False), "run", rollout_ids)]
 
 
-async def published(
-    installed: Installation, *rollout_ids: int, attempt: int = 1, retention: Retention | None = None
-) -> None:
-    config = replace(installed.config, retention=retention or Retention())
-    async with running(config):
+async def published(installed: Installation, *rollout_ids: int, keep_last: int | None = None) -> None:
+    async with running(replace(installed.config, retention=Retention(keep_last=keep_last))):
         for rollout_id in rollout_ids:
-            made = frames_of("run", attempt, rollout_id, shards(rollout_id), max_part_bytes=PART_BYTES)
+            made = frames_of("run", 1, rollout_id, shards(rollout_id), max_part_bytes=PART_BYTES)
             await installed.send(keyed("run", rollout_id, made))
         await installed.dumps(len(rollout_ids))
 
