@@ -182,3 +182,25 @@ def test_a_manifest_tells_where_a_dump_came_from_and_what_was_dropped(tmp_path: 
     assert manifest.duplicates == 3
     assert [(span.partition, span.first, span.last) for span in manifest.offsets] == [(2, 10, 20)]
     assert manifest.versions.keys() == {"python", "torch", "rollcast"}
+
+
+def test_what_is_left_of_a_newer_attempt_is_not_overwritten_by_an_older_one(tmp_path: Path) -> None:
+    kept = store(tmp_path, "{rollout_id}_{rank}.pt", several_files=True)
+    kept.publish(dump(ranks=(0, 1), attempt=2))
+    left = (tmp_path / "run" / "7_0.pt").read_bytes()
+    (tmp_path / "run" / "7_1.pt").unlink()
+
+    kept.publish(dump(ranks=(0, 1), attempt=1))
+
+    assert (tmp_path / "run" / "7_0.attempt-2.pt").read_bytes() == left
+
+
+def test_a_withdrawn_attempt_leaves_the_others_published(tmp_path: Path) -> None:
+    kept = store(tmp_path, "{rollout_id}.{attempt}.pt")
+    one = kept.publish(dump(attempt=1))
+    two = kept.publish(dump(attempt=2))
+
+    kept.withdraw(two.manifest.id)
+
+    assert kept.published(KEY) == one
+    assert kept.publish(dump(attempt=2)).path == two.path

@@ -124,7 +124,7 @@ def _publish(store: LocalDumpStore, dump: Dump, known: Manifest | None) -> Rebui
             done=False,
         )
     if known is not None:
-        store.withdraw(rollout.key)
+        store.withdraw(rollout)
     published = store.publish(dump)
     told = f"{published.path} is rebuilt"
     if known is not None:

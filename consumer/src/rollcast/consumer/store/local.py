@@ -12,7 +12,7 @@ import torch
 from rollcast.consumer.config import ConsumeConfig, Layout
 from rollcast.consumer.layout import DumpFile
 from rollcast.consumer.retention import Retention
-from rollcast.consumer.rollout import RolloutKey
+from rollcast.consumer.rollout import RolloutId, RolloutKey
 from rollcast.consumer.store.aside import keep_aside, keep_unknown
 from rollcast.consumer.store.files import (
     HashingWriter,
@@ -124,14 +124,13 @@ class LocalDumpStore:
         known = [each for each in manifests if each is not None and each.complete and each.id.key == key]
         return max(known, key=lambda manifest: manifest.id.attempt, default=None)
 
-    def withdraw(self, key: RolloutKey) -> None:
-        """Forgets that the rollout was published, so that it can be published again; its files stay."""
-        for base in self._template.bases(key):
-            if base.parent.is_dir():
-                with locked(base.parent):
-                    manifest_path(base).unlink(missing_ok=True)
-                    tombstone_path(base).unlink(missing_ok=True)
-                    sync_directory(base.parent)
+    def withdraw(self, rollout: RolloutId) -> None:
+        """Forgets that this attempt was published, so that it can be published again; its files stay."""
+        base = self._template.base(rollout)
+        with locked(base.parent):
+            manifest_path(base).unlink(missing_ok=True)
+            tombstone_path(base).unlink(missing_ok=True)
+            sync_directory(base.parent)
 
     def _named(self, path: Path, dump: Dump) -> Path:
         return self._template.beside(path, _INCOMPLETE) if dump.missing else path
@@ -172,7 +171,7 @@ class LocalDumpStore:
         """Gives the written files their names; the caller holds the folder's lock."""
         replaced = usable(manifest_path(base))
         if replaced is not None:
-            self._withdraw(base, replaced, dump, {each.path.name for each in written})
+            self._release(base, replaced, dump, {each.path.name for each in written})
         known = replaced or usable(tombstone_path(base))
         described = {file.name for file in known.files} if known is not None else set()
         for each in written:
@@ -192,17 +191,18 @@ class LocalDumpStore:
             self._at_step(Step.TIDIED)
         return published_as(base, manifest)
 
-    def _withdraw(self, base: Path, replaced: Manifest, dump: Dump, names: set[str]) -> None:
-        """Takes the names from the dump that has them, which stays aside if it is whole and of an older attempt."""
-        if replaced.complete and replaced.id.attempt < dump.rollout.id.attempt:
+    def _release(self, base: Path, replaced: Manifest, dump: Dump, names: set[str]) -> None:
+        """Takes the names from the dump that has them, which stays aside if it is whole and of another attempt."""
+        if replaced.complete and replaced.id.attempt != dump.rollout.id.attempt:
             keep_aside(self._template, base, replaced)
             self._at_step(Step.KEPT_ASIDE)
-        manifest_path(base).unlink()
-        sync_directory(base.parent)
-        self._at_step(Step.WITHDRAWN)
+        # Before the manifest, which alone knows the files of ranks that the new dump does not have.
         for file in replaced.files:
             if file.name not in names:
                 base.with_name(file.name).unlink(missing_ok=True)
+        manifest_path(base).unlink()
+        sync_directory(base.parent)
+        self._at_step(Step.WITHDRAWN)
 
     def _remove_incomplete(self, complete: Manifest) -> None:
         """Removes the incomplete dumps of a rollout, of this attempt and lower ones."""
