@@ -90,6 +90,8 @@ class Replay:
             ConsumeError: nothing came for too long.
         """
         left = self._bounds(ranges)
+        if not left:
+            return
         self._consumer.assign([TopicPartition(self._topic, partition) for partition in left])
         for partition, bounds in left.items():
             self._consumer.seek(TopicPartition(self._topic, partition), bounds.first)
