@@ -1,8 +1,10 @@
 """Settings of the daemon."""
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from rollcast.consumer.errors import ConsumeConfigError
+from rollcast.consumer.retention import Retention
 from rollcast.schemas import DEFAULT_LIMITS, Limits, Topics
 from rollcast.schemas.kafka_security import KafkaSecurity
 
@@ -19,13 +21,24 @@ _OPTIONS = {
 }
 
 
+class Layout(StrEnum):
+    """Whose tools read the dumps."""
+
+    SLIME = "slime"
+    """One v2 file for each rollout."""
+    MILES = "miles"
+    """One file for each shard, named with `{rank}`."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConsumeConfig:
     """Settings of `Daemon`.
 
     Attributes:
         bootstrap_servers: addresses of the Kafka cluster, `host:port`, comma-separated.
-        dump_path: path template with `{run_id}` and `{rollout_id}`.
+        dump_path: path template with `{run_id}` and `{rollout_id}`; its file name may have `{rank}` and `{attempt}`.
+        layout: of the dumps' files.
+        retention: which dumps are removed.
         topics: names of the topics.
         group_id: consumer group; members of one group share the partitions.
         create_topics: whether topics that do not exist are created.
@@ -44,6 +57,8 @@ class ConsumeConfig:
 
     bootstrap_servers: str
     dump_path: str
+    layout: Layout = Layout.SLIME
+    retention: Retention = field(default_factory=Retention)
     topics: Topics = field(default_factory=Topics)
     group_id: str = "rollcast"
     create_topics: bool = True

@@ -56,7 +56,7 @@ class Daemon:
 
     def __init__(self, config: ConsumeConfig, *, store: DumpStore | None = None) -> None:
         self._config = config
-        self._store = store if store is not None else LocalDumpStore(config.dump_path)
+        self._store = store if store is not None else LocalDumpStore.of(config)
         self.stats = Stats()
         self.ready = asyncio.Event()
         self._stopping = asyncio.Event()

@@ -62,6 +62,16 @@ class ConflictError(InvalidRecordError):
     """A closing event that contradicts one that is held."""
 
 
+class LayoutError(ConsumerError):
+    """A rollout that the chosen layout cannot hold."""
+
+
+class QuotaError(ConsumerError, OSError):
+    """A dump does not fit into the quota; it can succeed later, as on a full disk."""
+
+    retriable: ClassVar[bool] = True
+
+
 class DumpFileError(ConsumerError):
     """A file that is not a readable dump."""
 

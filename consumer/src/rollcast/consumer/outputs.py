@@ -70,7 +70,9 @@ class Outputs:
         )
 
     async def announce(self, published: PublishedDump) -> None:
-        """Sends the metrics of a complete dump, then the announcement that the dump is there."""
+        """Sends the metrics of a complete dump, then the announcement that it is there; nothing of a removed one."""
+        if published.removed:
+            return
         manifest = published.manifest
         run_id, attempt, rollout_id = manifest.id.run_id, manifest.id.attempt, manifest.id.rollout_id
         key = record_key(run_id, rollout_id, manifest.id.stream)

@@ -3,20 +3,20 @@
 import asyncio
 import logging
 from concurrent.futures import Executor
+from dataclasses import replace
 
 from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.brief import brief
 from rollcast.consumer.config import ConsumeConfig
 from rollcast.consumer.decisions import Complete
+from rollcast.consumer.errors import LayoutError
 from rollcast.consumer.intake import Intake
-from rollcast.consumer.metrics import compute_metrics
 from rollcast.consumer.outputs import Outputs
 from rollcast.consumer.restore import Restored, restore
 from rollcast.consumer.retry import Retry
 from rollcast.consumer.rollout import Rollout
 from rollcast.consumer.stats import Stats
-from rollcast.consumer.store import Dump, DumpStore, Manifest, PublishedDump
-from rollcast.schemas import TRAIN_STREAM, Limits
+from rollcast.consumer.store import Dump, DumpStore, Manifest, PublishedDump, dump_of
 
 _log = logging.getLogger("rollcast.consumer")
 
@@ -69,7 +69,7 @@ class Publishing:
 
     async def _publish(self, rollout: Rollout) -> list[Rollout]:
         loop = asyncio.get_running_loop()
-        restored, dump = await loop.run_in_executor(self._pool, _prepare, rollout, self._config.limits)
+        restored, dump = await loop.run_in_executor(self._pool, _prepare, rollout, self._config)
         letters = [
             letter
             for bad in restored.bad_slots
@@ -115,14 +115,14 @@ class Publishing:
         _log.info("%s: %s -> %s", rollout.id, _summary(published.manifest), published.path)
 
 
-def _prepare(rollout: Rollout, limits: Limits) -> tuple[Restored, Dump | None]:
-    restored = restore(rollout, limits)
+def _prepare(rollout: Rollout, config: ConsumeConfig) -> tuple[Restored, Dump | None]:
+    restored = restore(rollout, config.limits)
     if restored.payload is None:
         return restored, None
-    trained = rollout.id.stream == TRAIN_STREAM
-    metrics = compute_metrics(restored.payload["samples"]) if trained else ()
-    dump = Dump(rollout=rollout, payload=restored.payload, missing=restored.missing, metrics=metrics)
-    return restored, dump
+    try:
+        return restored, dump_of(rollout, restored.payload, restored.missing, config.layout)
+    except LayoutError as exc:
+        return replace(restored, payload=None, problem=str(exc)), None
 
 
 def _summary(manifest: Manifest) -> str:

@@ -27,11 +27,12 @@ class Retry:
 
     Args:
         stopping: set when the daemon stops.
-        stats: its `retries` are counted.
+        stats: its `retries` are counted, and `degraded` tells what is tried again.
     """
 
     def __init__(self, stopping: asyncio.Event, stats: Stats) -> None:
         self._stopping, self._stats = stopping, stats
+        self._failing: dict[object, str] = {}
 
     async def pause(self, seconds: float) -> None:
         """Returns after that time, or when the daemon stops."""
@@ -59,6 +60,14 @@ class Retry:
             StoppingError: a try failed and the daemon stops.
             ConsumeError: Kafka refused for good.
         """
+        failing = object()
+        try:
+            return await self._until_done(failing, what, attempt)
+        finally:
+            self._failing.pop(failing, None)
+            self._tell()
+
+    async def _until_done(self, failing: object, what: str, attempt: Callable[[], Awaitable[_T]]) -> _T:
         delay_s = _FIRST_DELAY_S
         while True:
             try:
@@ -70,6 +79,11 @@ class Retry:
                 if self._stopping.is_set():
                     raise StoppingError(what) from exc
                 problem = brief(exc)
+                self._failing[failing] = f"could not {what}: {problem}"
+                self._tell()
                 _log.warning("could not %s: %s; next try in %g s, no offset moves until then", what, problem, delay_s)
             await self.pause(delay_s)
             delay_s = min(2 * delay_s, _LONGEST_DELAY_S)
+
+    def _tell(self) -> None:
+        self._stats.degraded = next(iter(self._failing.values()), None)

@@ -24,6 +24,7 @@ class Stats:
         lost_dead_letters: those of them that Kafka refused for good.
         failed_metrics: metrics that could not be computed from what a rollout holds, by name.
         retries: failed tries of writing a dump or sending a result.
+        degraded: what fails now and is tried again, such as a write to a full disk; None while all is well.
     """
 
     records: int = 0
@@ -41,3 +42,4 @@ class Stats:
     lost_dead_letters: int = 0
     failed_metrics: Counter[str] = field(default_factory=Counter)
     retries: int = 0
+    degraded: str | None = None

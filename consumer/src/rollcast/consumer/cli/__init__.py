@@ -9,7 +9,7 @@ from rollcast.schemas import ContractError
 __all__ = ["main"]
 
 _OF_EXTRAS = ("aiokafka", "cramjam", "rich", "torch", "typer")
-_SUBCOMMANDS = ("consume", "inspect", "diff", "broker")
+_SUBCOMMANDS = ("consume", "inspect", "diff", "verify", "rebuild", "broker")
 
 
 def main() -> None:

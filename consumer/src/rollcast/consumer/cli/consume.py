@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollcast.consumer.config import ConsumeConfig
+from rollcast.consumer.config import ConsumeConfig, Layout
+from rollcast.consumer.retention import Retention
 from rollcast.schemas import Topics
 from rollcast.schemas.kafka_security import read_kafka_security
 
@@ -30,6 +31,17 @@ def consume(
     dump_path: Annotated[
         str, typer.Option(help="Where dumps go: a path with {run_id} and {rollout_id}, 'DIR/{run_id}/{rollout_id}.pt'.")
     ],
+    layout: Annotated[
+        Layout, typer.Option(help="Whose tools read the dumps; miles: a file for each shard, with {rank} in its name.")
+    ] = Layout.SLIME,
+    keep_last: Annotated[int | None, typer.Option(help="Remove all but so many of a run's newest dumps.")] = None,
+    keep_every: Annotated[
+        int | None, typer.Option(help="Keep each rollout that is a multiple of this as well.")
+    ] = None,
+    max_dump_bytes: Annotated[
+        int | None, typer.Option(help="Remove a run's oldest dumps when all of them are larger than this.")
+    ] = None,
+    pin: Annotated[list[int] | None, typer.Option(help="A rollout that is never removed; may be repeated.")] = None,
     topic_prefix: Annotated[str, typer.Option(help="First part of the topic names.")] = "rollcast",
     group: Annotated[str, typer.Option(help="Consumer group; its members share the work.")] = "rollcast",
     partitions: Annotated[int, typer.Option(min=1, help="Partitions of the records topic, if it is created.")] = 4,
@@ -53,6 +65,10 @@ def consume(
     config = ConsumeConfig(
         bootstrap_servers=bootstrap,
         dump_path=dump_path,
+        layout=layout,
+        retention=Retention(
+            keep_last=keep_last, keep_every=keep_every, max_bytes=max_dump_bytes, pinned=frozenset(pin or ())
+        ),
         topics=Topics(topic_prefix),
         group_id=group,
         create_topics=create_topics,
