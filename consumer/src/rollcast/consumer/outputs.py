@@ -8,6 +8,7 @@ from typing import Any
 from aiokafka import AIOKafkaProducer
 
 from rollcast.consumer.config import ConsumeConfig
+from rollcast.consumer.kafka_client import client_options
 from rollcast.consumer.store import PublishedDump
 from rollcast.schemas import DeadLetter, DumpCompleted, Event, MetricPoint, encode, record_key
 
@@ -46,9 +47,7 @@ class Outputs:
 
     def __init__(self, config: ConsumeConfig) -> None:
         self._topics = config.topics
-        self._producer: Any = AIOKafkaProducer(
-            bootstrap_servers=config.bootstrap_servers, client_id="rollcast-consume", acks="all", linger_ms=5
-        )
+        self._producer: Any = AIOKafkaProducer(**client_options(config), acks="all", linger_ms=5)
 
     async def start(self) -> None:
         """Connects."""

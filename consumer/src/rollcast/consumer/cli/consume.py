@@ -41,6 +41,13 @@ def consume(
     ] = 4 * 1024**3,
     connect_timeout_s: Annotated[float, typer.Option(help="Bound on reaching a broker at start.")] = 15.0,
     shutdown_timeout_s: Annotated[float, typer.Option(help="Bound on a graceful stop.")] = 30.0,
+    stall_after_s: Annotated[
+        float, typer.Option(help="A Kafka client that brings nothing for so long while there is lag is replaced.")
+    ] = 120.0,
+    http_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve /metrics, /healthz and /readyz here; 0: any free port.")
+    ] = None,
+    http_host: Annotated[str, typer.Option(help="Address to serve them at.")] = "127.0.0.1",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Turn the records of the topic into verified dumps and metrics, until Ctrl-C or SIGTERM.
@@ -59,6 +66,9 @@ def consume(
         max_resident_bytes=max_resident_bytes,
         connect_timeout_s=connect_timeout_s,
         shutdown_timeout_s=shutdown_timeout_s,
+        stall_after_s=stall_after_s,
+        http_port=http_port,
+        http_host=http_host,
     )
     _configure_logging(log_level)
     early = _EarlySignals()

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rollcast.consumer.metrics import Metric
-from rollcast.consumer.rollout import Missing, Rollout, RolloutKey
+from rollcast.consumer.rollout import Missing, OffsetSpan, Rollout, RolloutKey
 
 if TYPE_CHECKING:
     from rollcast.consumer.store.manifest import Manifest
@@ -20,12 +20,14 @@ class Dump:
         payload: what is kept.
         missing: what it lacks; empty for a complete dump.
         metrics: its metrics.
+        gaps: offsets of its partitions that could not be read, where something is missing.
     """
 
     rollout: Rollout
     payload: dict[str, Any]
     missing: Missing
     metrics: tuple[Metric, ...]
+    gaps: tuple[OffsetSpan, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
