@@ -136,9 +136,8 @@ class Daemon:
         except KafkaError as exc:
             raise ConsumeError(f"Kafka at {self._config.bootstrap_servers} failed for good: {exc!r}") from exc
         finally:
-            if health.member is not None:
-                await health.member.leave(self._closing)
-            await self._closing.close({"producer": outputs.stop})
+            leaving = [] if health.member is None else [health.member.leave(self._closing)]
+            await asyncio.gather(*leaving, self._closing.close({"producer": outputs.stop}))
             await self._closing.give_up()
             decode_pool.shutdown(wait=False, cancel_futures=True)
             dump_pool.shutdown(wait=False, cancel_futures=True)

@@ -87,9 +87,9 @@ class Member:
 
     async def run(self, hand_out: Callable[[Rollout], Awaitable[None]]) -> None:
         """Hands out what is assembled, until the daemon stops."""
+        _log.info("joining group %r to read %s", self._config.group_id, self._config.topics.records)
         if not await self._retry.unless_stopping(self._join()):
             return
-        _log.info("reading %s as group %r", self._config.topics.records, self._config.group_id)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._place(), name="place")
             tasks.create_task(self._read(hand_out), name="read")
@@ -121,7 +121,7 @@ class Member:
             return None
         lag = 0
         try:
-            async with asyncio.timeout(_LAG_TIMEOUT_S):
+            async with asyncio.timeout(min(_LAG_TIMEOUT_S, self._config.stall_after_s)):
                 ends = await self._consumer.end_offsets(list(self._partitions))
                 for topic_partition, end in ends.items():
                     lag += max(0, end - await self._consumer.position(topic_partition))

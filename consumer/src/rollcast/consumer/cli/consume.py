@@ -1,6 +1,7 @@
 """`rollcast consume`: the daemon in the foreground."""
 
 import asyncio
+import gc
 import logging
 import signal
 from types import FrameType
@@ -97,6 +98,8 @@ class _EarlySignals:
 async def _serve(config: ConsumeConfig, early: _EarlySignals) -> None:
     from rollcast.consumer.daemon import Daemon
 
+    # What the imports left is never garbage; walking it again and again would hold up the event loop for 0.1 s.
+    gc.freeze()
     daemon = Daemon(config)
     loop = asyncio.get_running_loop()
 
