@@ -7,15 +7,12 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient
 
 from fixtures.frames import frames_of
-from fixtures.installation import PART_BYTES, Installation, keyed, running, shards, until
+from fixtures.installation import PART_BYTES, Installation, keyed, running, shards, until, until_it_is_so
 
 
 @asynccontextmanager
@@ -40,16 +37,6 @@ async def daemon_process(installed: Installation, release: Path) -> AsyncIterato
             await process.wait()
 
 
-async def committed(installed: Installation) -> dict[int, int]:
-    admin = AIOKafkaAdminClient(bootstrap_servers=installed.config.bootstrap_servers)
-    await admin.start()
-    try:
-        found = await admin.list_consumer_group_offsets(installed.config.group_id)
-    finally:
-        await admin.close()
-    return {at.partition: offset.offset for at, offset in found.items() if isinstance(at, TopicPartition)}
-
-
 async def line_of(process: asyncio.subprocess.Process) -> str:
     assert process.stdout is not None
     line = await process.stdout.readline()
@@ -67,18 +54,21 @@ async def test_a_member_paused_in_a_write_harms_neither_the_dump_nor_the_offsets
     )
     newer = keyed("run", 1, frames_of("run", 2, 1, shards(3), max_part_bytes=PART_BYTES))
     release = tmp_path / "release"
+
+    async def all_committed() -> bool:
+        return sum((await installed.committed()).values()) == len(one + newer + two)
+
     async with daemon_process(installed, release) as paused:
         await installed.send(one)
         assert await line_of(paused) == "writing"
         paused.send_signal(signal.SIGSTOP)
-        async with running(replace(installed.config)) as successor:
+        async with running(installed.config) as successor:
             # Only when the session of the paused one has run out does the group give its partitions away.
             await until(lambda: successor.stats.dumps == 1, timeout_s=60)
             await installed.send(newer + two)
             await until(lambda: successor.stats.dumps == 3)
-            while sum((offsets := await committed(installed)).values()) != len(one + newer + two):
-                await asyncio.sleep(0.1)
-            before = installed.digests()
+            await until_it_is_so(all_committed)
+            before, offsets = installed.digests(), await installed.committed()
             release.touch()
             paused.send_signal(signal.SIGCONT)
             assert await line_of(paused) == "attempt 2 is there"
@@ -86,7 +76,7 @@ async def test_a_member_paused_in_a_write_harms_neither_the_dump_nor_the_offsets
             async with asyncio.timeout(40):
                 assert await paused.wait() == 0
             assert {name: digest for name, digest in installed.digests().items() if name != "release"} == before
-            assert await committed(installed) == offsets
+            assert await installed.committed() == offsets
             await installed.send(keyed("run", 4, frames_of("run", 1, 4, shards(4))))
             await until(lambda: (installed.folder / "run" / "4.pt.manifest.json").exists())
 

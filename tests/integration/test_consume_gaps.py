@@ -2,17 +2,25 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.admin import RecordsToDelete
 
 from fixtures.frames import frames_of
-from fixtures.installation import PART_BYTES, Installation, installation, keyed, running, shards, until
+from fixtures.installation import (
+    PART_BYTES,
+    Installation,
+    admin_client,
+    installation,
+    keyed,
+    running,
+    shards,
+    until,
+    until_it_is_so,
+)
 from rollcast.consumer import LocalDumpStore
 from rollcast.consumer.broker import Broker
 from rollcast.consumer.rollout import OffsetSpan
@@ -29,32 +37,32 @@ async def one_partition(broker: Broker, tmp_path: Path) -> Installation:
     return made
 
 
-@asynccontextmanager
-async def admin_of(installed: Installation) -> AsyncIterator[AIOKafkaAdminClient]:
-    admin = AIOKafkaAdminClient(bootstrap_servers=installed.config.bootstrap_servers)
-    await admin.start()
-    try:
-        yield admin
-    finally:
-        await admin.close()
-
-
 def at(installed: Installation) -> TopicPartition:
     return TopicPartition(installed.topics.records, 0)
 
 
 async def move_log_start(installed: Installation, offset: int) -> None:
     """Deletes the records below the offset, as retention does."""
-    async with admin_of(installed) as admin:
+    async with admin_client(installed.config.bootstrap_servers) as admin:
         await admin.delete_records({at(installed): RecordsToDelete(before_offset=offset)})
 
 
 async def recreate_topic(installed: Installation) -> None:
-    async with admin_of(installed) as admin:
+    async with admin_client(installed.config.bootstrap_servers) as admin:
+
+        async def gone() -> bool:
+            return installed.topics.records not in await admin.list_topics()
+
         await admin.delete_topics([installed.topics.records])
-        while installed.topics.records in await admin.list_topics():
-            await asyncio.sleep(0.05)
+        await until_it_is_so(gone)
     await prepare_topics(installed.config)
+
+
+async def until_committed(installed: Installation, offset: int) -> None:
+    async def so() -> bool:
+        return (await installed.committed()).get(0) == offset
+
+    await until_it_is_so(so)
 
 
 def rollout(rollout_id: int) -> list[tuple[bytes | None, bytes | None]]:
@@ -110,7 +118,7 @@ class BlockingStore(LocalDumpStore):
 async def test_retention_that_overtakes_a_slow_daemon_is_recorded_as_a_gap(
     one_partition: Installation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rollcast.consumer.member._MAX_PARTITION_FETCH_BYTES", PART_BYTES)
+    monkeypatch.setattr("rollcast.consumer.kafka_client._MAX_PARTITION_FETCH_BYTES", PART_BYTES)
     store = BlockingStore(one_partition.config.dump_path)
     # One is being written and two are queued; the reader waits with the fourth and does not fetch the fifth.
     four = [frame for rollout_id in range(4) for frame in rollout(rollout_id)]
@@ -165,13 +173,16 @@ async def test_the_records_of_a_topic_that_is_created_anew_in_mid_run_are_read_f
     one_partition: Installation,
 ) -> None:
     one, two, three = rollout(1), rollout(2), rollout(3)
-    async with running(one_partition.config) as daemon:
+    async with running(replace(one_partition.config, incomplete_after_s=60.0)) as daemon:
         await one_partition.send(one + two[:3])
         await one_partition.dumps(1)
+        await until_committed(one_partition, len(one))
         await until(lambda: daemon.stats.records == len(one) + 3)
         await recreate_topic(one_partition)
         await one_partition.send(three + two)
         announced = await one_partition.dumps(3)
+        (dead,) = await one_partition.dead_letters(1)
+    assert f"offsets {len(one)} to {len(one) + 2} are gone" in dead.reason
     assert all(dump.complete for dump in announced)
     for rollout_id in (2, 3):
         one_partition.check("run", rollout_id, shards(rollout_id))

@@ -12,7 +12,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fixtures.frames import events_of, frames_of
-from fixtures.installation import Installation, installation, keyed, running, shards, until
+from fixtures.installation import Installation, installation, keyed, running, shards, until, until_it_is_so
 from rollcast.consumer import Daemon, LocalDumpStore
 from rollcast.consumer.errors import ConsumeConfigError
 from rollcast.consumer.store import Dump, PublishedDump
@@ -44,9 +44,10 @@ async def served(installed: Installation, store: LocalDumpStore | None = None) -
 
 
 async def until_ready(daemon: Daemon) -> None:
-    async with asyncio.timeout(20):
-        while (await get(daemon, "/readyz"))[0] != 200:
-            await asyncio.sleep(0.1)
+    async def ready() -> bool:
+        return (await get(daemon, "/readyz"))[0] == 200
+
+    await until_it_is_so(ready)
 
 
 async def test_a_daemon_that_works_is_alive_and_ready_and_counts_what_it_does(installed: Installation) -> None:

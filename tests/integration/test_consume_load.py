@@ -95,9 +95,7 @@ def big_dump(gigabytes: float) -> Dump:
     """128 samples whose tensors have that size together."""
     elements = int(gigabytes * 2**30 / 4 / 128)
     samples = [{"log_probs": torch.full((elements,), float(index))} for index in range(128)]
-    rollout = Rollout(
-        id=RolloutId("run", 1, 1), spans=(), shards=(), missing=Missing(), duplicates=0, wire_bytes=0
-    )
+    rollout = Rollout(id=RolloutId("run", 1, 1), spans=(), shards=(), missing=Missing(), duplicates=0, wire_bytes=0)
     return Dump(rollout=rollout, payload={"samples": samples}, missing=Missing(), metrics=())
 
 

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -194,7 +195,11 @@ def test_a_crash_between_a_newer_dump_and_its_manifest_keeps_the_right_one_aside
 
 
 def test_manifests_survive_the_round_trip(store: LocalDumpStore) -> None:
-    for manifest in (store.publish(dump(1)).manifest, store.publish(dump(2, missing=MISSING)).manifest):
+    gaps = (OffsetSpan(2, 15, 17), OffsetSpan(2, 30, 30))
+    beside_gaps = replace(dump(3, missing=MISSING), gaps=gaps)
+    assert store.publish(beside_gaps).manifest.gaps == gaps
+    for made in (dump(1), dump(2, missing=MISSING), beside_gaps):
+        manifest = store.publish(made).manifest
         assert Manifest.from_json(manifest.to_json()) == manifest
 
 

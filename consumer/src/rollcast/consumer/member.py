@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
+from aiokafka import TopicPartition
 from aiokafka.errors import KafkaError, NoOffsetForPartitionError, OffsetOutOfRangeError
 from aiokafka.structs import OffsetAndMetadata
 
@@ -15,7 +15,7 @@ from rollcast.consumer.closing import CLOSE_TIMEOUT_S, Closing
 from rollcast.consumer.config import ConsumeConfig
 from rollcast.consumer.gaps import Gaps
 from rollcast.consumer.intake import Intake
-from rollcast.consumer.kafka_client import client_options
+from rollcast.consumer.kafka_client import group_consumer
 from rollcast.consumer.positions import Positions
 from rollcast.consumer.retry import Retry, StoppingError
 from rollcast.consumer.rollout import OffsetSpan, Rollout
@@ -26,9 +26,6 @@ _POLL_MS = 500
 _MAX_POLL_RECORDS = 500
 _COMMIT_EVERY_S = 1.0
 _LAG_TIMEOUT_S = 5.0
-_MAX_PARTITION_FETCH_BYTES = 8 * 1024 * 1024
-# While dumps cannot be written the reader waits, and a member that waits must not lose its partitions for that.
-_MAX_POLL_INTERVAL_MS = 3_600_000
 
 _log = logging.getLogger("rollcast.consumer")
 
@@ -67,13 +64,15 @@ class Member:
         self._positions = Positions(config)
         self._next_offsets: dict[int, int] = {}
         self._committed: dict[int, int] = {}
+        # Committed and next offset of partitions that were revoked and are not assigned anew yet.
+        self._had: dict[int, tuple[int, int]] = {}
         # Counts assignments, so that what was begun under an earlier one is told from what belongs to this one.
         self._assignment = 0
         self._partitions: frozenset[TopicPartition] = frozenset()
         self._changed = asyncio.Event()
         self._placed = asyncio.Event()
         self._left = False
-        self._consumer: Any = _consumer(config, _Listener(self._revoked, self._assigned))
+        self._consumer = group_consumer(config, revoked=self._revoked, assigned=self._assigned)
 
     @property
     def placed(self) -> bool:
@@ -151,11 +150,13 @@ class Member:
                 starts = await self._retry.until_done(
                     "read the committed offsets", partial(self._positions.starts, self._consumer, partitions)
                 )
+                await self._record(self._lost_with_its_log(starts))
             except StoppingError:
                 return
             if assignment != self._assignment:
                 continue
             for topic_partition, offset in starts.items():
+                self._had.pop(topic_partition.partition, None)
                 self._start_at(topic_partition, offset)
             self._placed.set()
             self._ready.set()
@@ -166,26 +167,33 @@ class Member:
             await self._retry.wait_for(self._placed)
             if self._retry.stopping:
                 return
-            assignment = self._assignment
             try:
-                batches = await self._consumer.getmany(timeout_ms=_POLL_MS, max_records=_MAX_POLL_RECORDS)
-                if batches and assignment == self._assignment:
-                    self.waiting_since = None
-                    await self._take(batches, hand_out)
-                    self.waiting_since = asyncio.get_running_loop().time()
+                await self._read_once(hand_out)
             except StoppingError:
                 return
-            except OffsetOutOfRangeError as exc:
-                if assignment == self._assignment:
-                    await self._pass_gaps(exc.args[0])
-            except NoOffsetForPartitionError:
-                # Assigned anew meanwhile: `_place` finds the beginning.
-                continue
-            except KafkaError as exc:
-                if not exc.retriable:
-                    raise
-                _log.warning("could not read: %r", exc)
-                await self._retry.pause(_POLL_MS / 1000)
+
+    async def _read_once(self, hand_out: Callable[[Rollout], Awaitable[None]]) -> None:
+        assignment = self._assignment
+        try:
+            batches = await self._consumer.getmany(timeout_ms=_POLL_MS, max_records=_MAX_POLL_RECORDS)
+        except OffsetOutOfRangeError as exc:
+            if assignment == self._assignment:
+                await self._pass_gaps(exc.args[0])
+            return
+        except NoOffsetForPartitionError:
+            # Assigned anew meanwhile: `_place` finds the beginning.
+            return
+        except KafkaError as exc:
+            if not exc.retriable:
+                raise
+            _log.warning("could not read: %r", exc)
+            await self._retry.pause(_POLL_MS / 1000)
+            return
+        # Assigned anew meanwhile, these may come from a position that `_place` corrects.
+        if batches and assignment == self._assignment:
+            self.waiting_since = None
+            await self._take(batches, hand_out)
+            self.waiting_since = asyncio.get_running_loop().time()
 
     async def _take(
         self, batches: Mapping[TopicPartition, Sequence[Any]], hand_out: Callable[[Rollout], Awaitable[None]]
@@ -208,23 +216,39 @@ class Member:
             "find the beginning of the log", lambda: self._consumer.beginning_offsets(at)
         )
         ends = await self._retry.until_done("find the end of the log", lambda: self._consumer.end_offsets(at))
-        letters = []
+        gaps = {}
         for topic_partition, offset in wanted.items():
-            if assignment != self._assignment:
-                return
             partition, first, end = topic_partition.partition, firsts[topic_partition], ends[topic_partition]
             if offset < first:
-                gap, cause = OffsetSpan(partition, offset, first - 1), f"the log begins at {first}"
+                gaps[OffsetSpan(partition, offset, first - 1)] = f"the log begins at {first}"
             elif offset > end:
-                gap, cause = OffsetSpan(partition, end, offset - 1), f"the log ends at {end} and is read anew"
-                self._assembler.unpin(partition)
-                self._committed.pop(partition, None)
-            else:
-                # The log has grown or moved since: the offset is there now.
-                continue
-            letters.append(self._gaps.note(gap, cause))
-            self._start_at(topic_partition, first)
-        await self._intake.deliver(letters)
+                gaps[OffsetSpan(partition, end, offset - 1)] = f"the log ends at {end} and is read anew"
+        # Before any position moves, so that a crash here repeats it.
+        await self._record(gaps)
+        if assignment != self._assignment:
+            return
+        for gap in gaps:
+            topic_partition = self._at(gap.partition)
+            if gap.first == ends[topic_partition]:
+                self._assembler.unpin(gap.partition)
+                self._committed.pop(gap.partition, None)
+            self._start_at(topic_partition, firsts[topic_partition])
+
+    async def _record(self, gaps: Mapping[OffsetSpan, str]) -> None:
+        await self._intake.deliver([self._gaps.note(gap, cause) for gap, cause in gaps.items()])
+
+    def _lost_with_its_log(self, starts: Mapping[TopicPartition, int]) -> dict[OffsetSpan, str]:
+        """Returns what had been read and not committed of partitions whose committed offset is gone.
+
+        Offsets never go back by themselves: the topic was deleted, and with it the group's offsets in it.
+        """
+        lost = {}
+        for topic_partition, start in starts.items():
+            committed, read_to = self._had.get(topic_partition.partition, (0, 0))
+            if start < committed < read_to:
+                gap = OffsetSpan(topic_partition.partition, committed, read_to - 1)
+                lost[gap] = f"the log was replaced and is read anew from {start}"
+        return lost
 
     async def _commit_regularly(self) -> None:
         while not self._retry.stopping:
@@ -245,9 +269,11 @@ class Member:
         self._assignment += 1
         self._placed.clear()
         for topic_partition in partitions:
-            self._assembler.forget(topic_partition.partition)
-            self._next_offsets.pop(topic_partition.partition, None)
-            self._committed.pop(topic_partition.partition, None)
+            partition = topic_partition.partition
+            self._assembler.forget(partition)
+            read_to, committed = self._next_offsets.pop(partition, None), self._committed.pop(partition, None)
+            if read_to is not None and committed is not None:
+                self._had[partition] = (committed, read_to)
 
     def _assigned(self, partitions: Collection[TopicPartition]) -> None:
         if self._left:
@@ -255,38 +281,3 @@ class Member:
         self._assignment += 1
         self._partitions = frozenset(partitions)
         self._changed.set()
-
-
-def _consumer(config: ConsumeConfig, listener: ConsumerRebalanceListener) -> Any:
-    consumer = AIOKafkaConsumer(
-        **client_options(config),
-        group_id=config.group_id,
-        enable_auto_commit=False,
-        # aiokafka would go to the beginning without a word; `_pass_gaps` goes there and says what is lost.
-        auto_offset_reset="none",
-        isolation_level="read_committed",
-        session_timeout_ms=config.session_timeout_ms,
-        heartbeat_interval_ms=max(1, config.session_timeout_ms // 4),
-        max_poll_interval_ms=_MAX_POLL_INTERVAL_MS,
-        max_partition_fetch_bytes=_MAX_PARTITION_FETCH_BYTES,
-        metadata_max_age_ms=config.metadata_max_age_ms,
-    )
-    consumer.subscribe([config.topics.records], listener=listener)
-    return consumer
-
-
-class _Listener(ConsumerRebalanceListener):  # type: ignore[misc]  # aiokafka ships no types
-    def __init__(
-        self,
-        revoked: Callable[[Collection[TopicPartition]], None],
-        assigned: Callable[[Collection[TopicPartition]], None],
-    ) -> None:
-        self._revoked, self._assigned = revoked, assigned
-
-    def on_partitions_revoked(self, revoked: Collection[TopicPartition]) -> None:
-        """Drops their open work."""
-        self._revoked(revoked)
-
-    def on_partitions_assigned(self, assigned: Collection[TopicPartition]) -> None:
-        """Has their positions looked up."""
-        self._assigned(assigned)
