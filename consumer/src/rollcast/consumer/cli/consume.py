@@ -98,8 +98,6 @@ class _EarlySignals:
 async def _serve(config: ConsumeConfig, early: _EarlySignals) -> None:
     from rollcast.consumer.daemon import Daemon
 
-    # What the imports left is never garbage; walking it again and again would hold up the event loop for 0.1 s.
-    gc.freeze()
     daemon = Daemon(config)
     loop = asyncio.get_running_loop()
 
@@ -117,10 +115,13 @@ async def _serve(config: ConsumeConfig, early: _EarlySignals) -> None:
         _log.info("stopping before the start")
         daemon.shutdown()
     trouble = asyncio.create_task(_show_kafka_trouble(daemon))
+    # What the imports left is never garbage; walking it again and again would hold up the event loop for 0.1 s.
+    gc.freeze()
     try:
         await daemon.run()
     finally:
         trouble.cancel()
+        gc.unfreeze()
 
 
 def _configure_logging(level: str) -> None:
