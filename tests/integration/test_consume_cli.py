@@ -5,6 +5,7 @@ import hashlib
 import io
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
 
+import aiohttp
 import pytest
 import torch
 from aiokafka import AIOKafkaProducer
@@ -313,6 +315,10 @@ def test_a_torch_file_of_something_else_is_one_sentence(
             ["--bootstrap", NOBODY, "--dump-path", "{run_id}/{rollout_id}.pt", "--pin", "7"],
             "exceptions from keep_last (--keep-last)",
         ),
+        (
+            ["--bootstrap", NOBODY, "--dump-path", "{run_id}/{rollout_id}.pt", "--stall-after-s", "0"],
+            "stall_after_s (--stall-after-s) is 0.0; it must be above 0",
+        ),
     ],
 )
 def test_what_cannot_work_is_one_sentence_at_the_start(
@@ -352,13 +358,16 @@ async def test_the_daemon_in_its_own_process_writes_a_dump_and_stops_on_sigterm(
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "rollcast.consumer.cli", "consume"),
         *("--dump-path", f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt"),
-        *("--topic-prefix", prefix, "--group", prefix),
+        *("--topic-prefix", prefix, "--group", prefix, "--http-port", "0"),
         env={**os.environ, "ROLLCAST_BOOTSTRAP_SERVERS": broker.bootstrap_servers},
         stderr=asyncio.subprocess.PIPE,
     )
     try:
         assert process.stderr is not None
-        while b"assigned partitions" not in (line := await process.stderr.readline()):
+        read_line = process.stderr.readline
+        while not (served := re.search(rb"metrics and health at (http://127.0.0.1:[0-9]+)", line := await read_line())):
+            assert line, "the daemon ended"
+        while b"assigned partitions" not in (line := await read_line()):
             assert line, "the daemon ended"
         producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers)
         await producer.start()
@@ -366,6 +375,8 @@ async def test_the_daemon_in_its_own_process_writes_a_dump_and_stops_on_sigterm(
             await producer.send(f"{prefix}.records", frame, key=record_key("../../etc/x", 4))
         await producer.stop()
         await read_until(broker.bootstrap_servers, f"{prefix}.dumps", lambda events: len(events) == 1)
+        async with aiohttp.ClientSession(served[1].decode()) as session, session.get("/healthz") as response:
+            assert (response.status, await response.text()) == (200, "ok\n")
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(30):
             log = (await process.communicate())[1].decode()

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from fixtures.stored import KEY, MISSING, dump, payload_of
+from rollcast.consumer.rollout import OffsetSpan
 from rollcast.consumer.store import Dump, LocalDumpStore, Manifest, PublishedDump
 from rollcast.consumer.store.files import LOCK_NAME, HashingWriter, sweep, temporary_beside
 from rollcast.consumer.store.manifest import read_manifest
@@ -171,7 +172,11 @@ def test_a_crash_between_a_newer_dump_and_its_manifest_keeps_the_right_one_aside
 
 
 def test_manifests_survive_the_round_trip(store: LocalDumpStore) -> None:
-    for manifest in (store.publish(dump(1)).manifest, store.publish(dump(2, missing=MISSING)).manifest):
+    gaps = (OffsetSpan(2, 15, 17), OffsetSpan(2, 30, 30))
+    beside_gaps = replace(dump(3, missing=MISSING), gaps=gaps)
+    assert store.publish(beside_gaps).manifest.gaps == gaps
+    for made in (dump(1), dump(2, missing=MISSING), beside_gaps):
+        manifest = store.publish(made).manifest
         assert Manifest.from_json(manifest.to_json()) == manifest
 
 

@@ -73,17 +73,17 @@ async def test_a_daemon_on_a_full_disk_says_so_holds_the_offset_and_goes_on_with
 
     async with running(installed.config) as daemon:
         await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1, tokens=20_000))))
-        await until(lambda: daemon.stats.degraded is not None)
-        degraded = daemon.stats.degraded
+        await until(lambda: bool(daemon.failing))
+        failing = daemon.failing
         assert temporaries(small_disk) == []
         filler.unlink()
         await installed.dumps(1)
         await until(lambda: daemon.stats.dumps == 1)
-        assert daemon.stats.degraded is None
+        assert not daemon.failing
 
-    assert degraded is not None
-    assert degraded.startswith("could not write the dump of run 'run' attempt 1 rollout 1: ")
-    assert "No space left" in degraded
+    ((what, problem),) = failing.items()
+    assert what == "write the dump of run 'run' attempt 1 rollout 1"
+    assert "No space left" in problem
     installed.check("run", 1, shards(1, tokens=20_000))
 
 

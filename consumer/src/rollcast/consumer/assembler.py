@@ -63,6 +63,12 @@ class Assembler:
         """Memory that the records held take, about."""
         return self._resident_bytes
 
+    @property
+    def oldest_opened_at(self) -> float | None:
+        """When the first record came of the rollout that is open, and not durable, for longest."""
+        opened = (rollout.opened_at for rollout in self._open.values() if rollout.phase is not Phase.INCOMPLETE_DURABLE)
+        return min(opened, default=None)
+
     def knows(self, key: RolloutKey) -> bool:
         """Returns whether the rollout is open or remembered as finished."""
         return key in self._latest or key in self._finished
@@ -237,6 +243,11 @@ class Assembler:
         """Returns the offset below which nothing of the partition is needed; `next_offset` is the next one to read."""
         needed = (rollout.needed_from.get(partition, next_offset) for rollout in self._open.values())
         return min(needed, default=next_offset)
+
+    def unpin(self, partition: int) -> None:
+        """Notes that the partition's log was replaced: what is held of the old one cannot be read again."""
+        for rollout in self._open.values():
+            rollout.needed_from.pop(partition, None)
 
     def forget(self, partition: int) -> None:
         """Drops the open rollouts of a partition that another group member reads from now on."""

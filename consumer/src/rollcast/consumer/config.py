@@ -18,6 +18,9 @@ _OPTIONS = {
     "max_resident_bytes": "--max-resident-bytes",
     "connect_timeout_s": "--connect-timeout-s",
     "shutdown_timeout_s": "--shutdown-timeout-s",
+    "stall_after_s": "--stall-after-s",
+    "http_port": "--http-port",
+    "http_host": "--http-host",
 }
 
 
@@ -51,6 +54,9 @@ class ConsumeConfig:
         shutdown_timeout_s: bound on a graceful shutdown.
         session_timeout_ms: the group gives a member's partitions away when it was silent for so long.
         metadata_max_age_ms: how soon added partitions are noticed.
+        stall_after_s: a Kafka client that brings nothing for so long, though there is something to read, is replaced.
+        http_port: where metrics and health are served; 0 for any free port, None for nowhere.
+        http_host: address of that port; on another one than loopback, whoever reaches it can read them.
         limits: caps on what a record may claim.
         security: how to log in to Kafka.
     """
@@ -70,12 +76,15 @@ class ConsumeConfig:
     shutdown_timeout_s: float = 30.0
     session_timeout_ms: int = 10_000
     metadata_max_age_ms: int = 5_000
+    stall_after_s: float = 120.0
+    http_port: int | None = None
+    http_host: str = "127.0.0.1"
     limits: Limits = DEFAULT_LIMITS
     security: KafkaSecurity = field(default_factory=KafkaSecurity)
 
     def __post_init__(self) -> None:
         """Refuses values that cannot work."""
-        for name in ("bootstrap_servers", "dump_path", "group_id"):
+        for name in ("bootstrap_servers", "dump_path", "group_id", "http_host"):
             if not getattr(self, name):
                 raise ConsumeConfigError(f"{_named(name)} is empty; give it a value")
         positive = (
@@ -87,10 +96,13 @@ class ConsumeConfig:
             "shutdown_timeout_s",
             "session_timeout_ms",
             "metadata_max_age_ms",
+            "stall_after_s",
         )
         for name in positive:
             if not getattr(self, name) > 0:
                 raise ConsumeConfigError(f"{_named(name)} is {getattr(self, name)}; it must be above 0")
+        if self.http_port is not None and not 0 <= self.http_port <= 65535:
+            raise ConsumeConfigError(f"{_named('http_port')} is {self.http_port}; it must be a port, 0 to 65535")
 
 
 def _named(name: str) -> str:

@@ -43,6 +43,7 @@ class OpenRollout:
         spans: lowest and highest offset seen, by partition.
         needed_from: lowest offset, by partition, of a record that no durable dump has.
         resident_bytes: memory that the records held take, about.
+        opened_at: when the first record came.
         touched_at: when the last record that was not a repeat came.
         duplicates: repeats seen.
         phase: whether it was handed out.
@@ -52,7 +53,7 @@ class OpenRollout:
         self.id = rollout_id
         self.spans: dict[int, tuple[int, int]] = {}
         self.needed_from: dict[int, int] = {}
-        self.touched_at = now
+        self.opened_at = self.touched_at = now
         self.resident_bytes = self.duplicates = 0
         self.phase = Phase.COLLECTING
         self._wire_bytes = 0

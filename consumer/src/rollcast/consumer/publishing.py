@@ -10,6 +10,7 @@ from rollcast.consumer.brief import brief
 from rollcast.consumer.config import ConsumeConfig
 from rollcast.consumer.decisions import Complete
 from rollcast.consumer.errors import LayoutError
+from rollcast.consumer.gaps import Gaps
 from rollcast.consumer.intake import Intake
 from rollcast.consumer.outputs import Outputs
 from rollcast.consumer.restore import Restored, restore
@@ -30,6 +31,7 @@ class Publishing:
         intake: sends the dead letters.
         store: keeps the dumps.
         outputs: announces them.
+        gaps: what may be why something is missing.
         retry: for both.
         stats: are counted.
         pool: does the work, off the event loop.
@@ -43,13 +45,14 @@ class Publishing:
         intake: Intake,
         store: DumpStore,
         outputs: Outputs,
+        gaps: Gaps,
         retry: Retry,
         stats: Stats,
         pool: Executor,
     ) -> None:
         self._config = config
         self._assembler, self._intake, self._store, self._outputs = assembler, intake, store, outputs
-        self._retry, self._stats, self._pool = retry, stats, pool
+        self._gaps, self._retry, self._stats, self._pool = gaps, retry, stats, pool
 
     async def publish(self, rollout: Rollout) -> None:
         """Returns when the rollout is durable and announced, or can never be.
@@ -69,6 +72,7 @@ class Publishing:
 
     async def _publish(self, rollout: Rollout) -> list[Rollout]:
         loop = asyncio.get_running_loop()
+        started_at = loop.time()
         restored, dump = await loop.run_in_executor(self._pool, _prepare, rollout, self._config)
         letters = [
             letter
@@ -83,9 +87,12 @@ class Publishing:
         if dump is None:
             decisions = self._assembler.reject(rollout.id, refused)
             return [decision.rollout for decision in decisions if isinstance(decision, Complete)]
+        if dump.missing:
+            dump = replace(dump, gaps=self._gaps.beside(rollout.spans))
         published = await self._retry.until_done(
             f"write the dump of {rollout.id}", lambda: loop.run_in_executor(self._pool, self._store.publish, dump)
         )
+        self._stats.dump_seconds += loop.time() - started_at
         await self._retry.until_done(f"announce {rollout.id}", lambda: self._outputs.announce(published))
         self._assembler.finish(rollout.id, complete=not dump.missing, refused=refused)
         self._report(rollout, dump, published)
@@ -107,6 +114,7 @@ class Publishing:
             if metric.failure is not None:
                 self._stats.failed_metrics[metric.name] += 1
                 _log.warning("%s: metric %s cannot be computed: %s", rollout.id, metric.name, metric.failure)
+        self._stats.note_progress()
         if dump.missing:
             self._stats.incomplete_dumps += 1
             _log.warning("%s is incomplete (%s) -> %s", rollout.id, dump.missing, published.path)

@@ -1,7 +1,10 @@
 """Counters of a running daemon."""
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field
+
+DEAD_LETTER_KINDS = ("decode", "invalid", "conflict", "content", "unusable")
 
 
 @dataclass(kw_only=True, slots=True)
@@ -20,11 +23,15 @@ class Stats:
         dropped: rollouts that the producer gave up.
         evicted: rollouts with an incomplete dump whose records had to make room.
         given_up: rollouts written as incomplete before their time, to make room.
-        dead_letters: records that could not be used, by reason: decode, invalid, conflict, content, unusable.
+        dead_letters: records that could not be used, by reason, one of `DEAD_LETTER_KINDS`.
         lost_dead_letters: those of them that Kafka refused for good.
         failed_metrics: metrics that could not be computed from what a rollout holds, by name.
-        retries: failed tries of writing a dump or sending a result.
-        degraded: what fails now and is tried again, such as a write to a full disk; None while all is well.
+        retries: failed tries of writing a dump, sending a result or reaching Kafka.
+        gaps: ranges of offsets that were gone before they were read.
+        gap_offsets: offsets in those ranges.
+        client_rebuilds: Kafka clients replaced because they brought nothing.
+        dump_seconds: time from a rollout that was handed out to its durable dump, summed.
+        progressed_at: `time.monotonic()` when records were last taken or a dump written.
     """
 
     records: int = 0
@@ -42,4 +49,12 @@ class Stats:
     lost_dead_letters: int = 0
     failed_metrics: Counter[str] = field(default_factory=Counter)
     retries: int = 0
-    degraded: str | None = None
+    gaps: int = 0
+    gap_offsets: int = 0
+    client_rebuilds: int = 0
+    dump_seconds: float = 0.0
+    progressed_at: float = field(default_factory=time.monotonic)
+
+    def note_progress(self) -> None:
+        """Notes that records were taken or a dump written just now."""
+        self.progressed_at = time.monotonic()

@@ -8,6 +8,7 @@ from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 
 from rollcast.consumer.config import ConsumeConfig
 from rollcast.consumer.errors import BrokerUnreachableError, ConsumeConfigError, TopicsError
+from rollcast.consumer.kafka_client import client_options
 
 _RETRY_AFTER_S = 0.5
 
@@ -39,12 +40,7 @@ async def prepare_topics(config: ConsumeConfig) -> None:
 
 
 async def _connect(config: ConsumeConfig) -> Any:
-    admin = AIOKafkaAdminClient(
-        bootstrap_servers=config.bootstrap_servers,
-        client_id="rollcast-consume",
-        request_timeout_ms=int(config.connect_timeout_s * 1000),
-        **config.security.client_options(),
-    )
+    admin = AIOKafkaAdminClient(**client_options(config), request_timeout_ms=int(config.connect_timeout_s * 1000))
     try:
         await admin.start()
     except ValueError as exc:

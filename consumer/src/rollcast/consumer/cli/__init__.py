@@ -8,7 +8,7 @@ from rollcast.schemas import ContractError
 
 __all__ = ["main"]
 
-_OF_EXTRAS = ("aiokafka", "cramjam", "rich", "torch", "typer")
+_OF_EXTRAS = ("aiohttp", "aiokafka", "cramjam", "prometheus_client", "rich", "torch", "typer")
 _SUBCOMMANDS = ("consume", "inspect", "diff", "verify", "rebuild", "broker")
 
 

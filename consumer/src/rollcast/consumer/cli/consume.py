@@ -1,6 +1,7 @@
 """`rollcast consume`: the daemon in the foreground."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -55,6 +56,13 @@ def consume(
     ] = 4 * 1024**3,
     connect_timeout_s: Annotated[float, typer.Option(help="Bound on reaching a broker at start.")] = 15.0,
     shutdown_timeout_s: Annotated[float, typer.Option(help="Bound on a graceful stop.")] = 30.0,
+    stall_after_s: Annotated[
+        float, typer.Option(help="A Kafka client that brings nothing for so long while there is lag is replaced.")
+    ] = 120.0,
+    http_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve /metrics, /healthz and /readyz here; 0: any free port.")
+    ] = None,
+    http_host: Annotated[str, typer.Option(help="Address to serve them at.")] = "127.0.0.1",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Turn the records of the topic into verified dumps and metrics, until Ctrl-C or SIGTERM.
@@ -79,6 +87,9 @@ def consume(
         connect_timeout_s=connect_timeout_s,
         shutdown_timeout_s=shutdown_timeout_s,
         security=read_kafka_security(os.environ),
+        stall_after_s=stall_after_s,
+        http_port=http_port,
+        http_host=http_host,
     )
     _configure_logging(log_level)
     early = _EarlySignals()
@@ -124,10 +135,13 @@ async def _serve(config: ConsumeConfig, early: _EarlySignals) -> None:
         _log.info("stopping before the start")
         daemon.shutdown()
     trouble = asyncio.create_task(_show_kafka_trouble(daemon))
+    # What the imports left is never garbage; walking it again and again would hold up the event loop for 0.1 s.
+    gc.freeze()
     try:
         await daemon.run()
     finally:
         trouble.cancel()
+        gc.unfreeze()
 
 
 def _configure_logging(level: str) -> None:

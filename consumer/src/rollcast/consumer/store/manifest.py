@@ -60,6 +60,7 @@ class Manifest:
         written_at_ms: Unix time.
         metrics: of the rollout.
         missing: what an incomplete dump lacks; empty for a complete one.
+        gaps: offsets of its partitions that an incomplete dump's daemon could not read; they may be why.
         versions: of the programs that made it.
     """
 
@@ -77,6 +78,7 @@ class Manifest:
     written_at_ms: int
     metrics: tuple[Metric, ...]
     missing: Missing
+    gaps: tuple[OffsetSpan, ...] = ()
     versions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -119,6 +121,8 @@ class Manifest:
                 "shard_count_known": self.missing.shard_count_known,
                 "slots": {str(rank): slots for rank, slots in self.missing.slots},
             }
+        if self.gaps:
+            content["gaps"] = [[gap.partition, gap.first, gap.last] for gap in self.gaps]
         return json.dumps(content, indent=2, allow_nan=False) + "\n"
 
     @classmethod
@@ -144,6 +148,7 @@ class Manifest:
                 digests=tuple((int(rank), str(digest)) for rank, digest in content["digests"].items()),
                 metrics=tuple(Metric(name=name, **values) for name, values in content["metrics"].items()),
                 missing=_missing(content.get("missing")),
+                gaps=tuple(OffsetSpan(*gap) for gap in content.get("gaps", ())),
                 versions=dict(content["versions"]),
                 **{name: content[name] for name in _PLAIN},
             )
@@ -182,6 +187,7 @@ def manifest_of(dump: Dump, files: tuple[ManifestFile, ...]) -> Manifest:
         written_at_ms=time.time_ns() // 1_000_000,
         metrics=dump.metrics,
         missing=dump.missing,
+        gaps=dump.gaps,
         versions=_versions(),
     )
 

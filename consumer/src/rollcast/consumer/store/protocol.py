@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from rollcast.consumer.config import Layout
 from rollcast.consumer.layout import DumpFile, files_of
 from rollcast.consumer.metrics import Metric, compute_metrics
-from rollcast.consumer.rollout import Missing, Rollout, RolloutKey
+from rollcast.consumer.rollout import Missing, OffsetSpan, Rollout, RolloutKey
 from rollcast.schemas import TRAIN_STREAM
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class Dump:
         sample_count: samples in all files.
         missing: what it lacks; empty for a complete dump.
         metrics: its metrics.
+        gaps: offsets of its partitions that could not be read, where something is missing.
     """
 
     rollout: Rollout
@@ -32,6 +33,7 @@ class Dump:
     sample_count: int
     missing: Missing
     metrics: tuple[Metric, ...]
+    gaps: tuple[OffsetSpan, ...] = ()
 
 
 def dump_of(rollout: Rollout, payload: Mapping[str, Any], missing: Missing, layout: Layout) -> Dump:

@@ -31,10 +31,11 @@ def measure_spool(root: Path, besides: str | None = None) -> SpoolUsage:
         root: the spool folder.
         besides: how the paths of bundles begin that are not to be counted.
     """
-    for _ in range(_TRIES):
-        found, changed = _walk(os.fspath(root), besides)
+    found, changed = _walk(os.fspath(root), besides)
+    for _ in range(_TRIES - 1):
         if not changed:
             break
+        found, changed = _walk(os.fspath(root), besides)
     return found
 
 
