@@ -8,7 +8,7 @@ from pathlib import Path
 from rollcast.producer.spool.read import TENSORS_NAME
 
 # A bundle that is committed or shipped during the walk makes the walk be done again.
-_TRIES = 3
+_MORE_TRIES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,8 @@ def measure_spool(root: Path, besides: str | None = None) -> SpoolUsage:
         root: the spool folder.
         besides: how the paths of bundles begin that are not to be counted.
     """
-    for _ in range(_TRIES):
+    found, changed = _walk(os.fspath(root), besides)
+    for _ in range(_MORE_TRIES if changed else 0):
         found, changed = _walk(os.fspath(root), besides)
         if not changed:
             break
