@@ -10,6 +10,7 @@ from rollcast.schemas import SHARD_SLOT, DpShard, SamplePart
 
 _PART_BYTES = 1024
 _COLUMN_BYTES = 400
+_VALUE_BYTES = 72
 _SLOT_BYTES = 100
 
 _Held = tuple[SamplePart, Place, int]
@@ -28,11 +29,18 @@ class Phase(Enum):
 def resident_size(event: SamplePart | DpShard, size: int) -> int:
     """Returns about how much memory an event takes whose record has this size.
 
-    Objects of small parts, columns and digests are far larger than their bytes on the wire.
+    Objects of small parts, columns, values and digests are far larger than their bytes on the wire.
     """
     if isinstance(event, SamplePart):
-        return size + _PART_BYTES + _COLUMN_BYTES * len(event.columns)
+        values = sum(_inner_values(column.value) for column in event.columns)
+        return size + _PART_BYTES + _COLUMN_BYTES * len(event.columns) + _VALUE_BYTES * values
     return size + _PART_BYTES + _SLOT_BYTES * len(event.slot_digests)
+
+
+def _inner_values(value: object) -> int:
+    if isinstance(value, dict):
+        return 2 * len(value) + sum(map(_inner_values, value.values()))
+    return len(value) + sum(map(_inner_values, value)) if isinstance(value, (list, tuple)) else 0
 
 
 class OpenRollout:

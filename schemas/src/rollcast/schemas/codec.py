@@ -163,7 +163,8 @@ def _add_to(out: Bytes, base: Bytes, unsigned: str) -> None:
 def _decompress(data: memoryview, size: int) -> bytes:
     try:
         claimed = zstandard.frame_content_size(data)
-        if claimed not in (-1, size):
+        # A frame that claims nothing is believed by the decoder, whatever follows its header.
+        if claimed not in (-1, size) or not claimed:
             raise DecodeError(f"a zstd frame claims {claimed} bytes where {size} were announced")
         # One byte of room more than announced tells a longer frame without a content size from an exact one.
         plain = _contexts.decompressor.decompress(data, max_output_size=size + 1, allow_extra_data=False)

@@ -1,5 +1,6 @@
 """Content of a slot to parts of bounded size, and back."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -17,7 +18,7 @@ from rollcast.schemas.limits import DEFAULT_LIMITS, DEFAULT_MAX_PART_BYTES, Limi
 MIN_PART_BYTES = 16 * 1024
 """Smallest `max_part_bytes`: room for the identity, a long column name and some data."""
 
-MAX_NAME_BYTES = 1024
+MAX_NAME_BYTES = DEFAULT_LIMITS.max_name_chars
 """Longest column name, encoded."""
 
 MAX_DIMENSIONS = 64
@@ -193,6 +194,7 @@ def join(parts: Sequence[SamplePart], limits: Limits = DEFAULT_LIMITS) -> list[C
         LimitError: a tensor, or all of them, are larger than `limits` allows.
     """
     columns: list[Column] = []
+    present = _present_bytes(parts)
     filling: _Filling | None = None
     total = 0
     for part in parts:
@@ -206,7 +208,8 @@ def join(parts: Sequence[SamplePart], limits: Limits = DEFAULT_LIMITS) -> list[C
                 continue
             if filling is None or not filling.continues_with(column):
                 _check_filled(filling)
-                _check_announced(part.slot, column.name, column.value, limits)
+                _check_announced(part.slot, column, column.value, limits)
+                _check_present(part.slot, column, column.value, present)
                 total += column.value.total_bytes
                 if total > limits.max_slot_bytes:
                     raise LimitError("max_slot_bytes", total, limits.max_slot_bytes)
@@ -232,14 +235,39 @@ def decode_slice_into(out: Bytes, piece: TensorSlice, earlier: Sequence[Bytes | 
     decompress_into(out, piece.codec, piece.data, item_bytes(piece.dtype), base)
 
 
-def _check_announced(slot: int, name: str, announced: TensorSlice, limits: Limits) -> None:
+def _present_bytes(parts: Sequence[SamplePart]) -> Counter[tuple[str, int]]:
+    present: Counter[tuple[str, int]] = Counter()
+    for part in parts:
+        for column in part.columns:
+            if isinstance(column.value, TensorSlice):
+                present[column.name, column.leaf] += column.value.slice_bytes
+    return present
+
+
+def _check_present(slot: int, column: Column, announced: TensorSlice, present: Counter[tuple[str, int]]) -> None:
+    # Before the tensor is allocated: one small slice must not cost as much as it says the tensor has.
+    found = present[column.name, column.leaf]
+    if found < announced.total_bytes:
+        raise ShardContentError(slot, f"column {column.name!r} has {found} of {announced.total_bytes} bytes")
+
+
+def _check_announced(slot: int, column: Column, announced: TensorSlice, limits: Limits) -> None:
     if announced.total_bytes > limits.max_tensor_bytes:
         raise LimitError("max_tensor_bytes", announced.total_bytes, limits.max_tensor_bytes)
     if announced.dtype != PACKED_VALUE and announced.dtype not in ITEM_BYTES:
-        raise ShardContentError(slot, f"column {name!r} has the unknown dtype {announced.dtype!r}")
+        raise ShardContentError(slot, f"column {column.name!r} has the unknown dtype {announced.dtype[:40]!r}")
+    # Before the product, which grows by a machine word with every dimension.
+    if len(announced.shape) > MAX_DIMENSIONS:
+        raise ShardContentError(slot, f"column {column.name!r} has {len(announced.shape)} dimensions")
     size = prod(announced.shape) * item_bytes(announced.dtype)
     if min(announced.shape, default=0) < 0 or size != announced.total_bytes:
-        raise ShardContentError(slot, f"column {name!r}: shape {announced.shape} is not {announced.total_bytes} bytes")
+        raise ShardContentError(
+            slot, f"column {column.name!r}: shape {announced.shape} is not {announced.total_bytes} bytes"
+        )
+    # An empty tensor has strides too, and torch refuses what overflows them.
+    reach = prod(max(length, 1) for length in announced.shape) * item_bytes(announced.dtype)
+    if reach > limits.max_tensor_bytes:
+        raise LimitError("max_tensor_bytes", reach, limits.max_tensor_bytes)
 
 
 class _Filling:

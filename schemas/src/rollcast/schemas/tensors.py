@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rollcast.schemas._values import has_too_many_numbers
 from rollcast.schemas.codec import RAW
 from rollcast.schemas.dtypes import ITEM_BYTES
 from rollcast.schemas.errors import DecodeError
@@ -82,7 +83,7 @@ def _normalise(field: str, value: object, replaced: Replaced, room: int) -> Any:
         return replaced.marker(field, value)
     if isinstance(value, dict):
         keys = [_key(key) for key in value]
-        if any(key is _NO_KEY for key in keys):
+        if any(key is _NO_KEY for key in keys) or has_too_many_numbers(keys):
             return replaced.marker(field, value)
         items = [_normalise(field, item, replaced, room - 1) for item in value.values()]
         return dict(zip(keys, items, strict=True))
@@ -217,12 +218,16 @@ def unflatten(columns: Sequence[Column]) -> dict[str, Any]:
     Tensors own their memory.
 
     Raises:
-        DecodeError: a column that repeats, a reference without its tensor, or a dtype that this torch lacks.
+        DecodeError: a column that repeats, a reference without its tensor, a leaf that no writer numbers so, or a
+            dtype that this torch lacks.
     """
     tensors: dict[tuple[str, int], torch.Tensor] = {}
     plain: dict[str, Any] = {}
     for column in columns:
         key = (column.name, column.leaf)
+        # Leaves count from 1, each with a column. Free choice would let a writer make these dictionaries slow.
+        if not 0 <= column.leaf <= len(columns):
+            raise DecodeError(f"column {column.name!r} has the leaf {column.leaf} in a slot of {len(columns)} columns")
         if key in tensors or (column.leaf == 0 and column.name in plain):
             raise DecodeError(f"column {column.name!r} stands twice in one slot")
         if isinstance(column.value, TensorSlice):
