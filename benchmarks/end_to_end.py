@@ -35,6 +35,7 @@ GOAL = 0.9
 SAMPLES, PROMPT, RESPONSE, DISTINCT = 1536, 1024, 32_768, 32
 ROUNDS, WARM_UP = 3, 1
 RUN = "end-to-end"
+_LEAST_RECORDS = 1000
 
 
 def main() -> None:
@@ -55,7 +56,8 @@ def main() -> None:
 
 def _measure(broker: JvmBroker, folder: Path, spool: Path, samples: int) -> dict[str, Any]:
     servers = broker.bootstrap_servers
-    records = samples * (40 * RESPONSE * 3 // 4 + 8 * PROMPT) // RECORD_BYTES
+    # As many bytes as the rollout has; with fewer, the tools would mostly warm up.
+    records = max(_LEAST_RECORDS, samples * (40 * RESPONSE * 3 // 4 + 8 * PROMPT) // RECORD_BYTES)
     result: dict[str, Any] = {
         "disk_mb_per_s": _synced_write_mb_per_s(folder),
         "producer_tool_mb_per_s": producer_mb_per_s(servers, records),

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollcast.schemas import (
@@ -46,6 +46,7 @@ def _columns(**values: object) -> list[Column]:
     return pack_large_values(columns_of(values.items()))
 
 
+@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 60_000), max_size=5),
     text=st.integers(0, 40_000),
@@ -110,6 +111,7 @@ def test_log_probs_of_one_part_travel_as_differences_from_the_first() -> None:
     assert content_digest(join([back])) == content_digest(columns)  # type: ignore[list-item]  # a part decodes to a part
 
 
+@settings(deadline=None)
 @given(size=st.integers(1, 30_000), max_part_bytes=st.integers(MIN_PART_BYTES, 200_000))
 def test_differences_never_need_another_part(size: int, max_part_bytes: int) -> None:
     columns = _close_columns(size)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import zstandard
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rollcast.schemas import Column, DecodeError, TensorRef
@@ -145,6 +145,7 @@ def _decoded(codec: str, data: bytes | memoryview, size: int, item_bytes: int, b
 _BIT_PATTERNS = [0x7FC00001, 0xFFC12345, 0x7F800000, 0x80000000, 0, 1, 0x7FFFFFFF, 0xFFFFFFFF]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(*[st.sampled_from(_BIT_PATTERNS) | st.integers(0, 2**32 - 1)] * 2), min_size=16))
 def test_differences_of_any_bit_patterns_come_back(pairs: list[tuple[int, int]]) -> None:
     own, base = (np.array(column, np.uint32).tobytes() for column in zip(*pairs, strict=True))
