@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fixtures.assembling import Feed, assembler, closing, completed, events
-from rollcast.consumer.decisions import Duplicate, Evicted, Superseded
+from rollcast.consumer.decisions import Duplicate, Evicted, Late, Superseded
 from rollcast.consumer.errors import AssemblerFullError
 from rollcast.consumer.rollout import RolloutId
 from rollcast.schemas import SamplePart
@@ -183,7 +183,7 @@ def test_a_rollout_that_needs_room_for_its_own_late_record_is_evicted_last() -> 
     for rollout_id in (1, 2):
         target.finish(RolloutId("run", 1, rollout_id), complete=False)
 
-    assert feed(events(1)[2:3], now=101.0) == [Evicted(RolloutId("run", 1, 2))]
+    assert feed(events(1)[2:3], now=101.0) == [Evicted(RolloutId("run", 1, 2)), Late(RolloutId("run", 1, 1))]
 
 
 def test_the_rollout_that_has_waited_longest_is_given_up_for_room() -> None:

@@ -12,6 +12,7 @@ from rollcast.consumer.decisions import (
     Duplicate,
     Evicted,
     Incomplete,
+    Late,
     Stale,
     Superseded,
 )
@@ -33,6 +34,8 @@ class Assembler:
     A rollout whose incomplete dump is durable holds the low watermark no longer, but its records stay in memory until
     their room is needed, so that what comes late can complete it. After a restart or a rebalance its records below
     the watermark are gone from this member's view, and it completes only if they are sent again.
+
+    The memory that placed slices of parts stand in is somebody else's; it is free once nothing refers to the parts.
 
     Args:
         incomplete_after_s: a rollout without a new record for so long is handed out as `Incomplete`.
@@ -78,6 +81,12 @@ class Assembler:
         if len(self._finished) > _REMEMBERED_ROLLOUTS:
             self._finished.popitem(last=False)
 
+    def wants(self, part: SamplePart) -> bool:
+        """Returns whether the part, which has passed `check_event`, would be held if it were added now."""
+        identity = _identity(part)
+        rollout = self._open.get(identity)
+        return self._superfluous(identity) is None and (rollout is None or rollout.lacks(part))
+
     def add(self, event: SamplePart | DpShard, place: Place, *, size: int, now: float) -> list[Decision]:
         """Takes one record and returns what follows from it; nothing, where it is merely one more piece.
 
@@ -91,14 +100,10 @@ class Assembler:
             InvalidRecordError: the record contradicts a closing event.
             AssemblerFullError: there is no room for it; nothing has changed.
         """
-        identity = RolloutId(event.run_id, event.attempt, event.rollout_id, event.stream)
+        identity = _identity(event)
         key = identity.key
-        finished = self._finished.get(key)
-        current = max((at for at in (finished, self._latest.get(key)) if at is not None), default=event.attempt)
-        if event.attempt < current:
-            return [Stale(identity, current)]
-        if event.attempt == finished:
-            return [Duplicate(identity)]
+        if (decision := self._superfluous(identity)) is not None:
+            return [decision]
         decisions = self._make_room(resident_size(event, size), identity)
         decisions += self._supersede(key, event.attempt)
         if isinstance(event, DpShard) and event.dropped_reason is not None:
@@ -112,6 +117,14 @@ class Assembler:
         rollout.seen_at(place)
         self._resident_bytes += rollout.resident_bytes - before
         return decisions + self._hand_out(rollout)
+
+    def _superfluous(self, identity: RolloutId) -> Stale | Duplicate | None:
+        """Returns why no record of this attempt is needed; None if they are."""
+        finished, latest = self._finished.get(identity.key), self._latest.get(identity.key)
+        current = max((at for at in (finished, latest) if at is not None), default=identity.attempt)
+        if identity.attempt < current:
+            return Stale(identity, current)
+        return Duplicate(identity) if identity.attempt == finished else None
 
     def _make_room(self, needed: int, identity: RolloutId) -> list[Decision]:
         """Closes rollouts whose incomplete dump is durable, the oldest first, and `identity` itself last."""
@@ -133,18 +146,20 @@ class Assembler:
     def _store(
         self, rollout: OpenRollout, event: SamplePart | DpShard, place: Place, size: int, now: float
     ) -> list[Decision]:
+        late: list[Decision] = [Late(rollout.id)] if rollout.was_incomplete else []
         if isinstance(event, SamplePart):
-            return [] if rollout.add_part(event, place, size, now) else [Duplicate(rollout.id)]
+            return late if rollout.add_part(event, place, size, now) else [Duplicate(rollout.id)]
         try:
             if not rollout.add_event(event, place, size, now):
                 return [Duplicate(rollout.id)]
         except ConflictError as exc:
-            return [Conflict(rollout.id, str(exc))]
+            held = rollout.contradicted(exc.rank) if exc.rank is not None else None
+            return [Conflict(rollout.id, str(exc), held)]
         beyond = rollout.discard_beyond_events()
         if not beyond:
-            return []
+            return late
         parts, places = zip(*beyond, strict=True)
-        return [Discarded(rollout.id, parts, places, "the shard's closing event leaves no room for this slot")]
+        return [*late, Discarded(rollout.id, parts, places, "the shard's closing event leaves no room for this slot")]
 
     def _hand_out(self, rollout: OpenRollout) -> list[Decision]:
         if rollout.phase is Phase.COMPLETE_HANDED_OUT or not rollout.complete:
@@ -233,6 +248,15 @@ class Assembler:
         oldest = min(waiting, key=lambda rollout: rollout.touched_at)
         return Incomplete(oldest.hand_out(Phase.INCOMPLETE_HANDED_OUT))
 
+    def evict_oldest(self) -> Evicted | None:
+        """Closes the rollout with a durable incomplete dump that has waited longest; None if there is none."""
+        kept = [rollout for rollout in self._open.values() if rollout.phase is Phase.INCOMPLETE_DURABLE]
+        if not kept:
+            return None
+        oldest = min(kept, key=lambda rollout: rollout.touched_at).id
+        self._close(oldest)
+        return Evicted(oldest)
+
     def low_watermark(self, partition: int, next_offset: int) -> int:
         """Returns the offset below which nothing of the partition is needed; `next_offset` is the next one to read."""
         needed = (rollout.needed_from.get(partition, next_offset) for rollout in self._open.values())
@@ -242,3 +266,7 @@ class Assembler:
         """Drops the open rollouts of a partition that another group member reads from now on."""
         for identity in [rollout.id for rollout in self._open.values() if partition in rollout.spans]:
             self._close(identity)
+
+
+def _identity(event: SamplePart | DpShard) -> RolloutId:
+    return RolloutId(event.run_id, event.attempt, event.rollout_id, event.stream)

@@ -20,6 +20,7 @@ from rollcast.consumer.positions import Positions
 from rollcast.consumer.publishing import Publishing
 from rollcast.consumer.retry import Retry, StoppingError
 from rollcast.consumer.rollout import Rollout
+from rollcast.consumer.scratch import Scratch
 from rollcast.consumer.stats import Stats
 from rollcast.consumer.store import DumpStore, LocalDumpStore
 from rollcast.consumer.topics import prepare_topics
@@ -66,6 +67,7 @@ class Daemon:
             incomplete_after_s=config.incomplete_after_s,
             max_resident_bytes=config.max_resident_bytes,
         )
+        self._scratch = Scratch(config.scratch_directory, config.max_scratch_bytes, config.limits)
         self._next_offsets: dict[int, int] = {}
         self._committed: dict[int, int] = {}
         # Counts assignments, so that what was begun under an earlier one is told from what belongs to this one.
@@ -96,6 +98,13 @@ class Daemon:
                 f"dumps cannot be kept at {self._config.dump_path!r}: {exc}; make that folder writable, or give "
                 "another one with --dump-path"
             ) from exc
+        try:
+            await asyncio.to_thread(self._scratch.open)
+        except OSError as exc:
+            raise ConsumeConfigError(
+                f"tensors cannot be kept at {self._config.scratch_directory}: {exc}; make that folder writable, or "
+                "give another one with --scratch-dir"
+            ) from exc
         if not await self._unless_stopping(prepare_topics(self._config)):
             return
         decode_pool = ThreadPoolExecutor(1, "rollcast-decode")
@@ -105,6 +114,7 @@ class Daemon:
         intake = Intake(
             self._config,
             assembler=self._assembler,
+            scratch=self._scratch,
             store=self._store,
             outputs=outputs,
             retry=self._retry,
@@ -233,6 +243,8 @@ class Daemon:
                 await publishing.publish(rollout)
             except StoppingError as exc:
                 _log.warning("%s is left for the next start: could not %s", rollout.id, exc)
+            # Its scratch space is free only when nothing refers to it, and the next one may be long in coming.
+            del rollout
 
     async def _commit_regularly(self, consumer: Any) -> None:
         while not self._stopping.is_set():
@@ -265,6 +277,7 @@ class Daemon:
     def _revoked(self, partitions: Collection[TopicPartition]) -> None:
         # Whoever gets them reads from the watermark on; nothing here is waited for, so the rebalance is quick.
         self._assignment += 1
+        self._scratch.forget()
         self._placed.clear()
         for topic_partition in partitions:
             self._assembler.forget(topic_partition.partition)

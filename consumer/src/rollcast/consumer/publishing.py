@@ -18,6 +18,8 @@ from rollcast.consumer.stats import Stats
 from rollcast.consumer.store import Dump, DumpStore, Manifest, PublishedDump
 from rollcast.schemas import TRAIN_STREAM, Limits
 
+_LETTERS_AT_ONCE = 64
+
 _log = logging.getLogger("rollcast.consumer")
 
 
@@ -70,12 +72,11 @@ class Publishing:
     async def _publish(self, rollout: Rollout) -> list[Rollout]:
         loop = asyncio.get_running_loop()
         restored, dump = await loop.run_in_executor(self._pool, _prepare, rollout, self._config.limits)
-        letters = [
-            letter
-            for bad in restored.bad_slots
-            for letter in self._intake.letters_of_parts(bad.slot.parts, bad.slot.places, bad.problem)
-        ]
-        await self._intake.deliver(letters)
+        for bad in restored.bad_slots:
+            records = list(zip(bad.slot.parts, bad.slot.places, strict=True))
+            for first in range(0, len(records), _LETTERS_AT_ONCE):
+                some = records[first : first + _LETTERS_AT_ONCE]
+                await self._intake.deliver(self._intake.letters_of(some, bad.problem))
         if restored.problem is not None:
             await self._give_up(rollout, restored.problem)
             return []
@@ -98,8 +99,7 @@ class Publishing:
             for shard in rollout.shards
             if shard.event is not None and shard.event_place is not None
         ]
-        events, places = [event for event, _ in closing], [place for _, place in closing]
-        await self._intake.deliver(self._intake.letters_of_parts(events, places, problem, kind="unusable"))
+        await self._intake.deliver(self._intake.letters_of(closing, problem, kind="unusable"))
         self._assembler.finish(rollout.id, complete=not rollout.missing)
 
     def _report(self, rollout: Rollout, dump: Dump, published: PublishedDump) -> None:

@@ -33,6 +33,11 @@ class Retry:
     def __init__(self, stopping: asyncio.Event, stats: Stats) -> None:
         self._stopping, self._stats = stopping, stats
 
+    @property
+    def stopping(self) -> bool:
+        """Whether the daemon stops."""
+        return self._stopping.is_set()
+
     async def pause(self, seconds: float) -> None:
         """Returns after that time, or when the daemon stops."""
         try:
