@@ -28,7 +28,7 @@ from rollcast.consumer.errors import AssemblerFullError, ConsumeError, InvalidRe
 from rollcast.consumer.outputs import Outputs, dead_letter
 from rollcast.consumer.retry import Retry, StoppingError
 from rollcast.consumer.rollout import Place, Rollout, RolloutKey
-from rollcast.consumer.scratch import Scratch
+from rollcast.consumer.scratch import Scratch, unplaced
 from rollcast.consumer.stats import Stats
 from rollcast.consumer.store import DumpStore, PublishedDump
 from rollcast.consumer.validity import check_event
@@ -150,10 +150,10 @@ class Intake:
                 elif isinstance(decision, Conflict):
                     letters.append(self._letter(place, record.key, value, "conflict", decision.problem, run_id))
                     if decision.held is not None:
-                        letters += self.letters_of([decision.held], decision.problem, "conflict")
+                        letters += await self.letters_of([decision.held], decision.problem, "conflict")
                 elif isinstance(decision, Discarded):
                     parts = zip(decision.parts, decision.places, strict=True)
-                    letters += self.letters_of(parts, decision.problem)
+                    letters += await self.letters_of(parts, decision.problem)
                 else:
                     self._note(decision)
         await self.deliver(letters)
@@ -233,11 +233,16 @@ class Intake:
                 "the dead letter of %s[%d]@%d is lost: %s", letter.topic, letter.partition, letter.offset, brief(exc)
             )
 
-    def letters_of(
+    async def letters_of(
         self, events: Iterable[tuple[SamplePart | DpShard, Place]], problem: str, kind: str = "content"
     ) -> list[DeadLetter]:
         """Returns the dead letters of records whose event turned out to be unusable; values are encoded anew."""
-        return [self._letter(place, None, encode(event), kind, problem, event.run_id) for event, place in events]
+        loop = asyncio.get_running_loop()
+        letters = []
+        for event, place in events:
+            value = await loop.run_in_executor(self._pool, _encode, event)
+            letters.append(self._letter(place, None, value, kind, problem, event.run_id))
+        return letters
 
     def _letter(
         self, place: Place, key: bytes | None, value: bytes, kind: str, problem: str, run_id: str
@@ -328,6 +333,10 @@ def _decode(value: bytes, limits: Limits) -> _Event:
     except (ContractError, InvalidRecordError) as exc:
         return _Problem("decode", str(exc))
     return event
+
+
+def _encode(event: SamplePart | DpShard) -> bytes:
+    return encode(unplaced(event) if isinstance(event, SamplePart) else event)
 
 
 def _place_all(scratch: Scratch, events: Sequence[tuple[_Event, bool]]) -> list[_Event]:

@@ -76,7 +76,7 @@ class Publishing:
             records = list(zip(bad.slot.parts, bad.slot.places, strict=True))
             for first in range(0, len(records), _LETTERS_AT_ONCE):
                 some = records[first : first + _LETTERS_AT_ONCE]
-                await self._intake.deliver(self._intake.letters_of(some, bad.problem))
+                await self._intake.deliver(await self._intake.letters_of(some, bad.problem))
         if restored.problem is not None:
             await self._give_up(rollout, restored.problem)
             return []
@@ -99,7 +99,7 @@ class Publishing:
             for shard in rollout.shards
             if shard.event is not None and shard.event_place is not None
         ]
-        await self._intake.deliver(self._intake.letters_of(closing, problem, kind="unusable"))
+        await self._intake.deliver(await self._intake.letters_of(closing, problem, kind="unusable"))
         self._assembler.finish(rollout.id, complete=not rollout.missing)
 
     def _report(self, rollout: Rollout, dump: Dump, published: PublishedDump) -> None:

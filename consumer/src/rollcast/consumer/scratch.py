@@ -16,7 +16,7 @@ import torch
 from rollcast.consumer.errors import ScratchFullError
 from rollcast.consumer.rollout import RolloutId
 from rollcast.schemas import Column, LimitError, Limits, SamplePart, ShardContentError, TensorSlice
-from rollcast.schemas.codec import RAW, decompress_into
+from rollcast.schemas.codec import RAW, compress, decompress_into
 from rollcast.schemas.dtypes import item_bytes
 from rollcast.schemas.parts import PlacedSlice, check_announced
 
@@ -139,6 +139,28 @@ class Scratch:
         self._segments[token] = size
         weakref.finalize(memory, self._segments.pop, token, None).atexit = False
         return memory
+
+
+def unplaced(part: SamplePart) -> SamplePart:
+    """Returns the part as a producer sends it: its slices encoded, and in memory."""
+    return replace(part, columns=tuple(_unplaced(column) for column in part.columns))
+
+
+def _unplaced(column: Column) -> Column:
+    placed = column.value
+    if not isinstance(placed, PlacedSlice):
+        return column
+    codec, data = compress(placed.data, item_bytes(placed.dtype))
+    piece = TensorSlice(
+        dtype=placed.dtype,
+        shape=placed.shape,
+        total_bytes=placed.total_bytes,
+        offset=placed.offset,
+        slice_bytes=placed.slice_bytes,
+        codec=codec,
+        data=bytes(data),
+    )
+    return Column(column.name, column.leaf, piece)
 
 
 def _pages(size: int) -> int:
