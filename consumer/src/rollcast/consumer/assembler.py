@@ -1,5 +1,6 @@
 """Puts rollouts together from records in any order; pure: no I/O, no clock, no torch."""
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterable
 
@@ -18,7 +19,7 @@ from rollcast.consumer.decisions import (
 )
 from rollcast.consumer.errors import AssemblerFullError, ConflictError
 from rollcast.consumer.open_rollout import OpenRollout, Phase, resident_size
-from rollcast.consumer.rollout import Place, RolloutId, RolloutKey, SlotCut
+from rollcast.consumer.rollout import Place, Rollout, RolloutId, RolloutKey, SlotCut
 from rollcast.schemas import DpShard, SamplePart
 
 _REMEMBERED_ROLLOUTS = 65_536
@@ -49,6 +50,7 @@ class Assembler:
         self._latest: dict[RolloutKey, int] = {}
         self._finished: OrderedDict[RolloutKey, int] = OrderedDict()
         self._resident_bytes = 0
+        self._serials = itertools.count(1)
 
     @property
     def open_count(self) -> int:
@@ -70,9 +72,13 @@ class Assembler:
         """Returns whether the rollout is open or remembered as finished."""
         return key in self._latest or key in self._finished
 
-    def holds(self, identity: RolloutId) -> bool:
-        """Returns whether this attempt of the rollout is open, handed out or not."""
-        return identity in self._open
+    def awaits(self, rollout: Rollout) -> bool:
+        """Returns whether the rollout is open still, and this is what was handed out of it last.
+
+        If not, its partition was given away or all of it is being done again, and nobody needs this.
+        """
+        held = self._open.get(rollout.id)
+        return held is not None and held.serial == rollout.serial
 
     def remember(self, key: RolloutKey, attempt: int) -> None:
         """Notes that this attempt of the rollout is finished: its records, and those of lower ones, are not needed."""
@@ -164,7 +170,7 @@ class Assembler:
     def _hand_out(self, rollout: OpenRollout) -> list[Decision]:
         if rollout.phase is Phase.COMPLETE_HANDED_OUT or not rollout.complete:
             return []
-        return [Complete(rollout.hand_out(Phase.COMPLETE_HANDED_OUT))]
+        return [Complete(rollout.hand_out(Phase.COMPLETE_HANDED_OUT, next(self._serials)))]
 
     def _supersede(self, key: RolloutKey, attempt: int) -> list[Decision]:
         latest = self._latest.get(key)
@@ -238,7 +244,7 @@ class Assembler:
             for rollout in self._open.values()
             if rollout.phase is Phase.COLLECTING and now - rollout.touched_at >= self._incomplete_after_s
         ]
-        return [Incomplete(rollout.hand_out(Phase.INCOMPLETE_HANDED_OUT)) for rollout in expired]
+        return [Incomplete(rollout.hand_out(Phase.INCOMPLETE_HANDED_OUT, next(self._serials))) for rollout in expired]
 
     def give_up_oldest(self) -> Incomplete | None:
         """Hands out the rollout that has waited longest for a new record, to make room; None if none is waiting."""
@@ -246,7 +252,7 @@ class Assembler:
         if not waiting:
             return None
         oldest = min(waiting, key=lambda rollout: rollout.touched_at)
-        return Incomplete(oldest.hand_out(Phase.INCOMPLETE_HANDED_OUT))
+        return Incomplete(oldest.hand_out(Phase.INCOMPLETE_HANDED_OUT, next(self._serials)))
 
     def evict_oldest(self) -> Evicted | None:
         """Closes the rollout with a durable incomplete dump that has waited longest; None if there is none."""

@@ -50,6 +50,7 @@ class OpenRollout:
         duplicates: repeats seen.
         phase: whether it was handed out.
         was_incomplete: whether it was ever handed out as incomplete.
+        serial: of what was handed out last.
     """
 
     def __init__(self, rollout_id: RolloutId, now: float) -> None:
@@ -60,6 +61,7 @@ class OpenRollout:
         self.resident_bytes = self.duplicates = 0
         self.phase = Phase.COLLECTING
         self.was_incomplete = False
+        self.serial = 0
         self._wire_bytes = 0
         self._news_since_snapshot = False
         self._events: dict[int, tuple[DpShard, Place]] = {}
@@ -184,9 +186,9 @@ class OpenRollout:
         """Whether every shard's closing event and every part of every slot is there."""
         return len(self._events) == self._shard_count and len(self._whole) == self._slots_expected
 
-    def hand_out(self, phase: Phase) -> Rollout:
+    def hand_out(self, phase: Phase, serial: int) -> Rollout:
         """Returns what is there, and what is missing; the rollout is in that phase from now on."""
-        self.phase = phase
+        self.phase, self.serial = phase, serial
         self.was_incomplete |= phase is Phase.INCOMPLETE_HANDED_OUT
         self._news_since_snapshot = False
         slots: dict[int, list[WholeSlot]] = {}
@@ -209,6 +211,7 @@ class OpenRollout:
             missing=self._missing(broken),
             duplicates=self.duplicates,
             wire_bytes=self._wire_bytes,
+            serial=serial,
         )
 
     def _shard(self, rank: int, slots: list[WholeSlot]) -> Shard:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from concurrent.futures import Executor
 
 from rollcast.consumer.assembler import Assembler
@@ -13,7 +14,7 @@ from rollcast.consumer.metrics import compute_metrics
 from rollcast.consumer.outputs import Outputs
 from rollcast.consumer.restore import Restored, restore
 from rollcast.consumer.retry import Retry
-from rollcast.consumer.rollout import Rollout
+from rollcast.consumer.rollout import Rollout, SlotCut
 from rollcast.consumer.stats import Stats
 from rollcast.consumer.store import Dump, DumpStore, Manifest, PublishedDump
 from rollcast.schemas import TRAIN_STREAM, Limits
@@ -64,7 +65,7 @@ class Publishing:
             while pending:
                 rollout = pending.pop()
                 # The partition may have been given to another member, which then does all of this.
-                if self._assembler.holds(rollout.id):
+                if self._assembler.awaits(rollout):
                     pending += await self._publish(rollout)
         finally:
             self._intake.room_may_be_free()
@@ -82,15 +83,22 @@ class Publishing:
             return []
         refused = [bad.slot.cut for bad in restored.bad_slots]
         if dump is None:
+            if not self._assembler.awaits(rollout):
+                return []
             decisions = self._assembler.reject(rollout.id, refused)
             return [decision.rollout for decision in decisions if isinstance(decision, Complete)]
         published = await self._retry.until_done(
             f"write the dump of {rollout.id}", lambda: loop.run_in_executor(self._pool, self._store.publish, dump)
         )
         await self._retry.until_done(f"announce {rollout.id}", lambda: self._outputs.announce(published))
-        self._assembler.finish(rollout.id, complete=not dump.missing, refused=refused)
+        self._finish(rollout, complete=not dump.missing, refused=refused)
         self._report(rollout, dump, published)
         return []
+
+    def _finish(self, rollout: Rollout, *, complete: bool, refused: Sequence[SlotCut] = ()) -> None:
+        # An incomplete dump says nothing of the records of an open rollout that was begun anew meanwhile.
+        if complete or self._assembler.awaits(rollout):
+            self._assembler.finish(rollout.id, complete=complete, refused=refused)
 
     async def _give_up(self, rollout: Rollout, problem: str) -> None:
         _log.error("%s cannot become a dump: %s", rollout.id, brief(problem))
@@ -100,7 +108,7 @@ class Publishing:
             if shard.event is not None and shard.event_place is not None
         ]
         await self._intake.deliver(await self._intake.letters_of(closing, problem, kind="unusable"))
-        self._assembler.finish(rollout.id, complete=not rollout.missing)
+        self._finish(rollout, complete=not rollout.missing)
 
     def _report(self, rollout: Rollout, dump: Dump, published: PublishedDump) -> None:
         for metric in dump.metrics:
