@@ -30,6 +30,7 @@ check: $(READY) ## lint, types, and who may import whom
 bench: $(READY) ## measure; prints ratios and writes benchmarks/results/
 	PYTHONPATH=tests $(BIN)/python -W ignore benchmarks/restore.py
 	PYTHONPATH=tests $(BIN)/python -W ignore benchmarks/stall.py
+	PYTHONPATH=tests $(BIN)/python -W ignore benchmarks/memory.py
 
 format: $(READY) ## format the code
 	$(BIN)/ruff format .

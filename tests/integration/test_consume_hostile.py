@@ -145,7 +145,7 @@ def resident_bytes(records: list[tuple[bytes | None, bytes | None]], folder: Pat
 
 
 async def test_a_full_scratch_disk_is_waited_for(installed: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
-    failures = []
+    failures: list[int] = []
     reserve = os.posix_fallocate
 
     def full_at_first(descriptor: int, offset: int, size: int) -> None:

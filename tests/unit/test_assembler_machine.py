@@ -553,11 +553,11 @@ def test_whatever_happens_in_whatever_order_nothing_is_lost_mixed_or_published_t
     run_state_machine_as_test(
         AssemblerMachine,
         settings=settings(
-            max_examples=250,
+            max_examples=200,
             stateful_step_count=60,
             deadline=None,
             derandomize=True,
-            suppress_health_check=list(HealthCheck),
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
         ),
     )
 
