@@ -153,6 +153,21 @@ def test_what_comes_after_forget_does_not_touch_what_came_before(scratch: Scratc
     assert differences(restore(again).payload, direct) == []
 
 
+def test_a_tensor_whose_slices_stand_in_two_places_is_put_together(scratch: Scratch) -> None:
+    incoming = events()
+    target = Assembler(incomplete_after_s=1, max_resident_bytes=10**9)
+    found = []
+    for offset, event in enumerate(incoming):
+        if offset % 3 == 0:
+            scratch.forget()
+        placed = scratch.place(event) if isinstance(event, SamplePart) else event
+        decisions = target.add(placed, Place(0, offset), size=1, now=0)
+        found += [decision.rollout for decision in decisions if isinstance(decision, Complete)]
+
+    direct = build_dump_payload(direct_shards(sources()), rollout_id=5, writer_rank=0)
+    assert differences(restore(found[0]).payload, direct) == []
+
+
 def with_slice(part: SamplePart, **change: Any) -> SamplePart:
     columns = tuple(
         replace(column, value=replace(column.value, **change)) if isinstance(column.value, TensorSlice) else column

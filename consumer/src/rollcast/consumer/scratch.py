@@ -103,7 +103,8 @@ class Scratch:
             # A repeat, or a slot in which two slices claim the same bytes: it must not change what is there.
             tensor = _Tensor(space.take(piece.slice_bytes), space)
             start, end = 0, piece.slice_bytes
-        data = tensor.memory[start:end]
+        whole = end - start == len(tensor.memory)
+        data = tensor.memory if whole else tensor.memory[start:end]
         decompress_into(np.frombuffer(data, np.uint8), piece.codec, piece.data, item_bytes(piece.dtype))
         tensor.fill(start, end)
         placed = PlacedSlice(
@@ -116,7 +117,8 @@ class Scratch:
             data=data,
             whole=tensor.memory,
             encoded_bytes=len(piece.data),
-            owner=tensor,
+            # Nothing else comes for a whole tensor, and there are many of them.
+            owner=space if whole else tensor,
         )
         return Column(sys.intern(column.name), column.leaf, placed)
 
@@ -212,6 +214,8 @@ class _Tensor:
     Attributes:
         memory: its bytes.
     """
+
+    __slots__ = ("__weakref__", "_edges", "_space", "memory")
 
     def __init__(self, memory: memoryview, space: _Space) -> None:
         self.memory = memory
