@@ -39,7 +39,8 @@ class ConsumeConfig:
         scratch_dir: folder of the files that hold the tensors of unfinished rollouts; by default the part of
             `dump_path` that does not depend on the run.
         max_scratch_bytes: cap on the size of these files; when it is reached, reading waits for dumps that are being
-            written, and without any the rollout that has waited longest is written as incomplete.
+            written, and without any the rollout that has waited longest is written as incomplete. A part whose
+            tensors take more than a quarter of it is a dead letter.
         connect_timeout_s: bound on reaching a broker at start.
         shutdown_timeout_s: bound on a graceful shutdown.
         session_timeout_ms: the group gives a member's partitions away when it was silent for so long.

@@ -37,6 +37,7 @@ from rollcast.schemas import ContractError, DeadLetter, DpShard, Limits, SampleP
 _REMEMBERED_ALARMS = 1024
 _CHUNK_BYTES = 4 * 1024 * 1024
 _ROOM_PAUSE_S = 0.5
+_LETTERS_AT_ONCE = 64
 
 _log = logging.getLogger("rollcast.consumer")
 
@@ -150,10 +151,10 @@ class Intake:
                 elif isinstance(decision, Conflict):
                     letters.append(self._letter(place, record.key, value, "conflict", decision.problem, run_id))
                     if decision.held is not None:
-                        letters += await self.letters_of([decision.held], decision.problem, "conflict")
+                        await self.set_aside([decision.held], decision.problem, "conflict")
                 elif isinstance(decision, Discarded):
                     parts = zip(decision.parts, decision.places, strict=True)
-                    letters += await self.letters_of(parts, decision.problem)
+                    await self.set_aside(parts, decision.problem)
                 else:
                     self._note(decision)
         await self.deliver(letters)
@@ -233,16 +234,19 @@ class Intake:
                 "the dead letter of %s[%d]@%d is lost: %s", letter.topic, letter.partition, letter.offset, brief(exc)
             )
 
-    async def letters_of(
+    async def set_aside(
         self, events: Iterable[tuple[SamplePart | DpShard, Place]], problem: str, kind: str = "content"
-    ) -> list[DeadLetter]:
-        """Returns the dead letters of records whose event turned out to be unusable; values are encoded anew."""
+    ) -> None:
+        """Returns when records whose event turned out to be unusable are dead letters, with their values encoded anew."""
         loop = asyncio.get_running_loop()
-        letters = []
+        letters: list[DeadLetter] = []
         for event, place in events:
             value = await loop.run_in_executor(self._pool, _encode, event)
             letters.append(self._letter(place, None, value, kind, problem, event.run_id))
-        return letters
+            if len(letters) == _LETTERS_AT_ONCE:
+                await self.deliver(letters)
+                letters = []
+        await self.deliver(letters)
 
     def _letter(
         self, place: Place, key: bytes | None, value: bytes, kind: str, problem: str, run_id: str

@@ -19,8 +19,6 @@ from rollcast.consumer.stats import Stats
 from rollcast.consumer.store import Dump, DumpStore, Manifest, PublishedDump
 from rollcast.schemas import TRAIN_STREAM, Limits
 
-_LETTERS_AT_ONCE = 64
-
 _log = logging.getLogger("rollcast.consumer")
 
 
@@ -74,10 +72,7 @@ class Publishing:
         loop = asyncio.get_running_loop()
         restored, dump = await loop.run_in_executor(self._pool, _prepare, rollout, self._config.limits)
         for bad in restored.bad_slots:
-            records = list(zip(bad.slot.parts, bad.slot.places, strict=True))
-            for first in range(0, len(records), _LETTERS_AT_ONCE):
-                some = records[first : first + _LETTERS_AT_ONCE]
-                await self._intake.deliver(await self._intake.letters_of(some, bad.problem))
+            await self._intake.set_aside(zip(bad.slot.parts, bad.slot.places, strict=True), bad.problem)
         if restored.problem is not None:
             await self._give_up(rollout, restored.problem)
             return []
@@ -107,7 +102,7 @@ class Publishing:
             for shard in rollout.shards
             if shard.event is not None and shard.event_place is not None
         ]
-        await self._intake.deliver(await self._intake.letters_of(closing, problem, kind="unusable"))
+        await self._intake.set_aside(closing, problem, kind="unusable")
         self._finish(rollout, complete=not rollout.missing)
 
     def _report(self, rollout: Rollout, dump: Dump, published: PublishedDump) -> None:

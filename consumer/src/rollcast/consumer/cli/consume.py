@@ -42,7 +42,8 @@ def consume(
     scratch_dir: Annotated[
         str, typer.Option(help="Folder for the tensors of unfinished rollouts; by default where the dumps go.")
     ] = "",
-    max_scratch_bytes: Annotated[int, typer.Option(min=1, help="Cap on the tensors in that folder.")] = 64 * 1024**3,
+    max_scratch_bytes: Annotated[int, typer.Option(min=64 * 1024**2, help="Cap on the tensors in that folder.")] = 64
+    * 1024**3,
     connect_timeout_s: Annotated[float, typer.Option(help="Bound on reaching a broker at start.")] = 15.0,
     shutdown_timeout_s: Annotated[float, typer.Option(help="Bound on a graceful stop.")] = 30.0,
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
