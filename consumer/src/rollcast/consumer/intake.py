@@ -237,7 +237,7 @@ class Intake:
     async def set_aside(
         self, events: Iterable[tuple[SamplePart | DpShard, Place]], problem: str, kind: str = "content"
     ) -> None:
-        """Returns when records whose event turned out to be unusable are dead letters, with their values encoded anew."""
+        """Returns when records whose event turned out to be unusable are dead letters; values are encoded anew."""
         loop = asyncio.get_running_loop()
         letters: list[DeadLetter] = []
         for event, place in events:
