@@ -37,6 +37,7 @@ bench: $(READY) ## measure; prints ratios and writes benchmarks/results/
 	$(BIN)/python -W ignore benchmarks/size.py
 	$(BIN)/python -W ignore benchmarks/growth.py
 	$(BIN)/python -W ignore benchmarks/pages.py
+	$(BIN)/python -W ignore benchmarks/memory.py
 
 format: $(READY) ## format the code
 	$(BIN)/ruff format .

@@ -290,7 +290,7 @@ def test_a_revoked_partition_leaves_nothing_behind() -> None:
     assert target.open_count == 1
     assert target.resident_bytes == left
     assert target.low_watermark(1, 9) == 9
-    assert not target.holds(RolloutId("run", 1, 1))
+    assert not target.knows(RolloutId("run", 1, 1).key)
 
 
 def test_a_finished_rollout_that_was_read_again_meanwhile_is_closed() -> None:

@@ -99,8 +99,9 @@ def test_an_empty_slice_has_no_frame_behind_which_bytes_could_hide(junk: bytes) 
     (column,) = _one().columns
     assert isinstance(column.value, TensorSlice)
     frame = zstandard.ZstdCompressor().compress(b"") + junk
+    plane = b"\x02" + len(frame).to_bytes(4, "little") + frame
     with pytest.raises(DecodeError, match="claims 0 bytes"):
-        decompress_into(np.empty(0, np.uint8), "ZSTD", frame, 1)
+        decompress_into(np.empty(0, np.uint8), "PLANES", plane, 1)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
 from rollcast.consumer.errors import ConsumeConfigError
 from rollcast.consumer.retention import Retention
@@ -16,6 +17,8 @@ _OPTIONS = {
     "replication_factor": "--replication-factor",
     "incomplete_after_s": "--incomplete-after-s",
     "max_resident_bytes": "--max-resident-bytes",
+    "scratch_dir": "--scratch-dir",
+    "max_scratch_bytes": "--max-scratch-bytes",
     "connect_timeout_s": "--connect-timeout-s",
     "shutdown_timeout_s": "--shutdown-timeout-s",
     "stall_after_s": "--stall-after-s",
@@ -48,8 +51,13 @@ class ConsumeConfig:
         partitions: of the records topic, when it is created.
         replication_factor: of topics that are created.
         incomplete_after_s: a rollout without a new record for so long is written as incomplete.
-        max_resident_bytes: cap on the memory of the records held, about; when it is reached, the rollout that has
-            waited longest is written as incomplete.
+        max_resident_bytes: cap on the memory of the records held, about, without their tensors; when it is reached,
+            the rollout that has waited longest is written as incomplete.
+        scratch_dir: folder of the files that hold the tensors of unfinished rollouts; by default the part of
+            `dump_path` that does not depend on the run.
+        max_scratch_bytes: cap on the size of these files; when it is reached, reading waits for dumps that are being
+            written, and without any the rollout that has waited longest is written as incomplete. A part whose
+            tensors take more than a quarter of it is a dead letter.
         connect_timeout_s: bound on reaching a broker at start.
         shutdown_timeout_s: bound on a graceful shutdown.
         session_timeout_ms: the group gives a member's partitions away when it was silent for so long.
@@ -71,7 +79,9 @@ class ConsumeConfig:
     partitions: int = 4
     replication_factor: int = 1
     incomplete_after_s: float = 600.0
-    max_resident_bytes: int = 4 * 1024**3
+    max_resident_bytes: int = 256 * 1024**2
+    scratch_dir: str = ""
+    max_scratch_bytes: int = 64 * 1024**3
     connect_timeout_s: float = 15.0
     shutdown_timeout_s: float = 30.0
     session_timeout_ms: int = 10_000
@@ -92,6 +102,7 @@ class ConsumeConfig:
             "replication_factor",
             "incomplete_after_s",
             "max_resident_bytes",
+            "max_scratch_bytes",
             "connect_timeout_s",
             "shutdown_timeout_s",
             "session_timeout_ms",
@@ -103,6 +114,16 @@ class ConsumeConfig:
                 raise ConsumeConfigError(f"{_named(name)} is {getattr(self, name)}; it must be above 0")
         if self.http_port is not None and not 0 <= self.http_port <= 65535:
             raise ConsumeConfigError(f"{_named('http_port')} is {self.http_port}; it must be a port, 0 to 65535")
+
+    @property
+    def scratch_directory(self) -> Path:
+        """The folder of the scratch files."""
+        return Path(self.scratch_dir) if self.scratch_dir else fixed_directory(self.dump_path)
+
+
+def fixed_directory(template: str) -> Path:
+    """Returns the folder that a path template stands in, whatever the values of its fields."""
+    return Path(template.partition("{")[0] + "x").parent
 
 
 def _named(name: str) -> str:

@@ -20,6 +20,7 @@ from rollcast.consumer.outputs import Outputs
 from rollcast.consumer.publishing import Publishing
 from rollcast.consumer.retry import Retry, StoppingError
 from rollcast.consumer.rollout import Rollout
+from rollcast.consumer.scratch import Scratch
 from rollcast.consumer.stats import Stats
 from rollcast.consumer.store import DumpStore, LocalDumpStore
 from rollcast.consumer.telemetry import DaemonCollector, registry_of
@@ -67,6 +68,7 @@ class Daemon:
         )
         self._gaps = Gaps(config.topics.records, self.stats)
         self._closing = Closing()
+        self._scratch = Scratch(config.scratch_directory, config.max_scratch_bytes, config.limits)
 
     @property
     def failing(self) -> dict[str, str]:
@@ -109,6 +111,13 @@ class Daemon:
                 f"dumps cannot be kept at {self._config.dump_path!r}: {exc}; make that folder writable, or give "
                 "another one with --dump-path"
             ) from exc
+        try:
+            await asyncio.to_thread(self._scratch.open)
+        except OSError as exc:
+            raise ConsumeConfigError(
+                f"tensors cannot be kept at {self._config.scratch_directory}: {exc}; make that folder writable, or "
+                "give another one with --scratch-dir"
+            ) from exc
 
     async def _run(self, watchdog: Watchdog, health: Health) -> None:
         decode_pool = ThreadPoolExecutor(1, "rollcast-decode")
@@ -117,6 +126,7 @@ class Daemon:
         intake = Intake(
             self._config,
             assembler=self._assembler,
+            scratch=self._scratch,
             store=self._store,
             outputs=outputs,
             retry=self._retry,
@@ -204,6 +214,8 @@ class Daemon:
                 await publishing.publish(rollout)
             except StoppingError as exc:
                 _log.warning("%s is left for the next start: could not %s", rollout.id, exc)
+            # Its scratch space is free only when nothing refers to it, and the next one may be long in coming.
+            del rollout
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

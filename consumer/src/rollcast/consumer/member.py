@@ -267,6 +267,7 @@ class Member:
         if self._left:
             return
         self._assignment += 1
+        self._intake.forget_places()
         self._placed.clear()
         for topic_partition in partitions:
             partition = topic_partition.partition

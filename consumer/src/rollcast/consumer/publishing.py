@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 
@@ -15,7 +16,7 @@ from rollcast.consumer.intake import Intake
 from rollcast.consumer.outputs import Outputs
 from rollcast.consumer.restore import Restored, restore
 from rollcast.consumer.retry import Retry
-from rollcast.consumer.rollout import Rollout
+from rollcast.consumer.rollout import Rollout, SlotCut
 from rollcast.consumer.stats import Stats
 from rollcast.consumer.store import Dump, DumpStore, Manifest, PublishedDump, dump_of
 
@@ -65,7 +66,7 @@ class Publishing:
             while pending:
                 rollout = pending.pop()
                 # The partition may have been given to another member, which then does all of this.
-                if self._assembler.holds(rollout.id):
+                if self._assembler.awaits(rollout):
                     pending += await self._publish(rollout)
         finally:
             self._intake.room_may_be_free()
@@ -74,17 +75,15 @@ class Publishing:
         loop = asyncio.get_running_loop()
         started_at = loop.time()
         restored, dump = await loop.run_in_executor(self._pool, _prepare, rollout, self._config)
-        letters = [
-            letter
-            for bad in restored.bad_slots
-            for letter in self._intake.letters_of_parts(bad.slot.parts, bad.slot.places, bad.problem)
-        ]
-        await self._intake.deliver(letters)
+        for bad in restored.bad_slots:
+            await self._intake.set_aside(zip(bad.slot.parts, bad.slot.places, strict=True), bad.problem)
         if restored.problem is not None:
             await self._give_up(rollout, restored.problem)
             return []
         refused = [bad.slot.cut for bad in restored.bad_slots]
         if dump is None:
+            if not self._assembler.awaits(rollout):
+                return []
             decisions = self._assembler.reject(rollout.id, refused)
             return [decision.rollout for decision in decisions if isinstance(decision, Complete)]
         if dump.missing:
@@ -94,9 +93,14 @@ class Publishing:
         )
         self._stats.dump_seconds += loop.time() - started_at
         await self._retry.until_done(f"announce {rollout.id}", lambda: self._outputs.announce(published))
-        self._assembler.finish(rollout.id, complete=not dump.missing, refused=refused)
+        self._finish(rollout, complete=not dump.missing, refused=refused)
         self._report(rollout, dump, published)
         return []
+
+    def _finish(self, rollout: Rollout, *, complete: bool, refused: Sequence[SlotCut] = ()) -> None:
+        # An incomplete dump says nothing of the records of an open rollout that was begun anew meanwhile.
+        if complete or self._assembler.awaits(rollout):
+            self._assembler.finish(rollout.id, complete=complete, refused=refused)
 
     async def _give_up(self, rollout: Rollout, problem: str) -> None:
         _log.error("%s cannot become a dump: %s", rollout.id, brief(problem))
@@ -105,9 +109,8 @@ class Publishing:
             for shard in rollout.shards
             if shard.event is not None and shard.event_place is not None
         ]
-        events, places = [event for event, _ in closing], [place for _, place in closing]
-        await self._intake.deliver(self._intake.letters_of_parts(events, places, problem, kind="unusable"))
-        self._assembler.finish(rollout.id, complete=not rollout.missing)
+        await self._intake.set_aside(closing, problem, kind="unusable")
+        self._finish(rollout, complete=not rollout.missing)
 
     def _report(self, rollout: Rollout, dump: Dump, published: PublishedDump) -> None:
         for metric in dump.metrics:

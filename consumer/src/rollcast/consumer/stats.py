@@ -6,10 +6,18 @@ from dataclasses import dataclass, field
 
 DEAD_LETTER_KINDS = ("decode", "invalid", "conflict", "content", "unusable")
 
+MAX_RUNS = 100
+"""Runs that are told apart in counters."""
+
+OTHER_RUNS = "(other runs)"
+"""Stands for the runs beyond them."""
+
 
 @dataclass(kw_only=True, slots=True)
 class Stats:
     """What the daemon has done since it started.
+
+    Reasons are duplicate, late (for a rollout that was written as incomplete), stale, and those of dead letters.
 
     Attributes:
         records: records read.
@@ -26,6 +34,8 @@ class Stats:
         dead_letters: records that could not be used, by reason, one of `DEAD_LETTER_KINDS`.
         lost_dead_letters: those of them that Kafka refused for good.
         failed_metrics: metrics that could not be computed from what a rollout holds, by name.
+        by_run: records that were not simply used, by run and reason. The run is empty for what cannot be decoded,
+            and `OTHER_RUNS` for the runs that are too many.
         retries: failed tries of writing a dump, sending a result or reaching Kafka.
         gaps: ranges of offsets that were gone before they were read.
         gap_offsets: offsets in those ranges.
@@ -48,13 +58,22 @@ class Stats:
     dead_letters: Counter[str] = field(default_factory=Counter)
     lost_dead_letters: int = 0
     failed_metrics: Counter[str] = field(default_factory=Counter)
+    by_run: Counter[tuple[str, str]] = field(default_factory=Counter)
     retries: int = 0
     gaps: int = 0
     gap_offsets: int = 0
     client_rebuilds: int = 0
     dump_seconds: float = 0.0
     progressed_at: float = field(default_factory=time.monotonic)
+    _runs: set[str] = field(default_factory=set)
 
     def note_progress(self) -> None:
         """Notes that records were taken or a dump written just now."""
         self.progressed_at = time.monotonic()
+
+    def count(self, run_id: str, reason: str) -> None:
+        """Counts a record of that run."""
+        if run_id not in self._runs and len(self._runs) >= MAX_RUNS:
+            run_id = OTHER_RUNS
+        self._runs.add(run_id)
+        self.by_run[run_id, reason] += 1

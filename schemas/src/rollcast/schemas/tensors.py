@@ -212,10 +212,13 @@ def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8, device=tensor.device)
 
 
-def unflatten(columns: Sequence[Column]) -> dict[str, Any]:
+def unflatten(columns: Sequence[Column], *, copy: bool = True) -> dict[str, Any]:
     """Returns the values by name; inverse of `flatten` over all columns of a slot, in their order.
 
-    Tensors own their memory.
+    Args:
+        columns: complete, with their data.
+        copy: whether tensors get memory of their own. If not, each stands in the data of its column, which must be
+            writable, and its storage is exactly that.
 
     Raises:
         DecodeError: a column that repeats, a reference without its tensor, a leaf that no writer numbers so, or a
@@ -231,7 +234,7 @@ def unflatten(columns: Sequence[Column]) -> dict[str, Any]:
         if key in tensors or (column.leaf == 0 and column.name in plain):
             raise DecodeError(f"column {column.name!r} stands twice in one slot")
         if isinstance(column.value, TensorSlice):
-            tensors[key] = _to_tensor(column.name, column.value)
+            tensors[key] = _to_tensor(column.name, column.value, copy)
         elif column.leaf:
             raise DecodeError(f"column {column.name!r}: leaf {column.leaf} is not a tensor")
         if column.leaf == 0:
@@ -244,15 +247,14 @@ def unflatten(columns: Sequence[Column]) -> dict[str, Any]:
     return values
 
 
-def _to_tensor(name: str, whole: TensorSlice) -> torch.Tensor:
+def _to_tensor(name: str, whole: TensorSlice, copy: bool) -> torch.Tensor:
     dtype = _DTYPES.get(whole.dtype)
     if dtype is None:
         raise DecodeError(f"column {name!r} has dtype {whole.dtype}, which this torch does not have; upgrade torch")
     if not whole.total_bytes:
         return torch.empty(whole.shape, dtype=dtype)
-    # frombuffer would share the (read-only) source; clone makes the tensor own exactly its storage.
-    flat = torch.from_numpy(np.frombuffer(whole.data, np.uint8).copy())
-    return flat.view(dtype).reshape(whole.shape)
+    data = np.frombuffer(whole.data, np.uint8).copy() if copy else whole.data
+    return torch.frombuffer(data, dtype=dtype).reshape(whole.shape)
 
 
 def _restore(name: str, value: Any, tensors: dict[tuple[str, int], torch.Tensor], unused: set[tuple[str, int]]) -> Any:

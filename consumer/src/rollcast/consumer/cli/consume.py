@@ -52,8 +52,13 @@ def consume(
         float, typer.Option(help="A rollout without a new record for so long is written as incomplete.")
     ] = 600.0,
     max_resident_bytes: Annotated[
-        int, typer.Option(min=1, help="Cap on the records of unfinished rollouts in memory.")
-    ] = 4 * 1024**3,
+        int, typer.Option(min=1, help="Cap on the records of unfinished rollouts in memory, without their tensors.")
+    ] = 256 * 1024**2,
+    scratch_dir: Annotated[
+        str, typer.Option(help="Folder for the tensors of unfinished rollouts; by default where the dumps go.")
+    ] = "",
+    max_scratch_bytes: Annotated[int, typer.Option(min=64 * 1024**2, help="Cap on the tensors in that folder.")] = 64
+    * 1024**3,
     connect_timeout_s: Annotated[float, typer.Option(help="Bound on reaching a broker at start.")] = 15.0,
     shutdown_timeout_s: Annotated[float, typer.Option(help="Bound on a graceful stop.")] = 30.0,
     stall_after_s: Annotated[
@@ -84,6 +89,8 @@ def consume(
         replication_factor=replication_factor,
         incomplete_after_s=incomplete_after_s,
         max_resident_bytes=max_resident_bytes,
+        scratch_dir=scratch_dir,
+        max_scratch_bytes=max_scratch_bytes,
         connect_timeout_s=connect_timeout_s,
         shutdown_timeout_s=shutdown_timeout_s,
         security=read_kafka_security(os.environ),
