@@ -1,6 +1,7 @@
 """Reads parts of the records topic again, as no member of any group."""
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,9 @@ from rollcast.consumer.store import Manifest
 
 _POLL_MS = 500
 _SILENCE_S = 30.0
+_CLOSE_TIMEOUT_S = 5.0
+
+_log = logging.getLogger("rollcast.consumer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +73,14 @@ class Replay:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Disconnects."""
-        await self._consumer.stop()
+        """Disconnects, within a bound."""
+        # The client's own tasks can miss the cancellation right after an assignment; the end of the loop repeats it.
+        closing = asyncio.create_task(self._consumer.stop())
+        await asyncio.wait({closing}, timeout=_CLOSE_TIMEOUT_S)
+        if not closing.done():
+            closing.cancel()
+        elif not closing.cancelled() and (problem := closing.exception()) is not None:
+            _log.warning("the connection could not be closed in order: %r", problem)
 
     def everything(self) -> list[Range]:
         """Returns what is there of all partitions."""
