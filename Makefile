@@ -28,13 +28,6 @@ check: $(READY) ## lint, types, and who may import whom
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 
-fuzz: $(READY) ## search for inputs that break the readers, MINUTES=2 for each of 5 targets
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'atheris>=3'
-	for target in records frames values slots streams; do \
-	  PYTHONPATH=tests $(BIN)/python -W ignore tests/fuzz/coverage_guided.py $$target fuzz-output/$$target \
-	    -max_total_time=$$((60 * $(MINUTES))) || exit 1; \
-	done
-
 bench: $(READY) ## measure; prints ratios and writes benchmarks/results/
 	PYTHONPATH=tests $(BIN)/python -W ignore benchmarks/restore.py
 	PYTHONPATH=tests $(BIN)/python -W ignore benchmarks/stall.py
@@ -42,6 +35,13 @@ bench: $(READY) ## measure; prints ratios and writes benchmarks/results/
 format: $(READY) ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+fuzz: $(READY) ## search for inputs that break the readers, MINUTES=2 for each of 5 targets
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'atheris>=3'
+	for target in records frames values slots streams; do \
+	  PYTHONPATH=tests $(BIN)/python -W ignore tests/fuzz/coverage_guided.py $$target fuzz-output/$$target \
+	    -max_total_time=$$((60 * $(MINUTES))) || exit 1; \
+	done
 
 broker: $(READY) ## run a local Kafka until Ctrl-C
 	$(BIN)/rollcast broker

@@ -165,7 +165,7 @@ def join(parts: Sequence[SamplePart], limits: Limits = DEFAULT_LIMITS) -> list[C
                 continue
             if filling is None or not filling.continues_with(column):
                 _check_filled(filling)
-                _check_announced(part.slot, column, column.value, limits)
+                _check_announced(part.slot, column.name, column.value, limits)
                 _check_present(part.slot, column, column.value, present)
                 total += column.value.total_bytes
                 if total > limits.max_slot_bytes:
@@ -177,35 +177,17 @@ def join(parts: Sequence[SamplePart], limits: Limits = DEFAULT_LIMITS) -> list[C
     return columns
 
 
-def _present_bytes(parts: Sequence[SamplePart]) -> Counter[tuple[str, int]]:
-    present: Counter[tuple[str, int]] = Counter()
-    for part in parts:
-        for column in part.columns:
-            if isinstance(column.value, TensorSlice):
-                present[column.name, column.leaf] += column.value.slice_bytes
-    return present
-
-
-def _check_present(slot: int, column: Column, announced: TensorSlice, present: Counter[tuple[str, int]]) -> None:
-    # Before the tensor is allocated: one small slice must not cost as much as it says the tensor has.
-    found = present[column.name, column.leaf]
-    if found < announced.total_bytes:
-        raise ShardContentError(slot, f"column {column.name!r} has {found} of {announced.total_bytes} bytes")
-
-
-def _check_announced(slot: int, column: Column, announced: TensorSlice, limits: Limits) -> None:
+def _check_announced(slot: int, name: str, announced: TensorSlice, limits: Limits) -> None:
     if announced.total_bytes > limits.max_tensor_bytes:
         raise LimitError("max_tensor_bytes", announced.total_bytes, limits.max_tensor_bytes)
     if announced.dtype != PACKED_VALUE and announced.dtype not in ITEM_BYTES:
-        raise ShardContentError(slot, f"column {column.name!r} has the unknown dtype {announced.dtype[:40]!r}")
+        raise ShardContentError(slot, f"column {name!r} has the unknown dtype {announced.dtype[:40]!r}")
     # Before the product, which grows by a machine word with every dimension.
     if len(announced.shape) > MAX_DIMENSIONS:
-        raise ShardContentError(slot, f"column {column.name!r} has {len(announced.shape)} dimensions")
+        raise ShardContentError(slot, f"column {name!r} has {len(announced.shape)} dimensions")
     size = prod(announced.shape) * item_bytes(announced.dtype)
     if min(announced.shape, default=0) < 0 or size != announced.total_bytes:
-        raise ShardContentError(
-            slot, f"column {column.name!r}: shape {announced.shape} is not {announced.total_bytes} bytes"
-        )
+        raise ShardContentError(slot, f"column {name!r}: shape {announced.shape} is not {announced.total_bytes} bytes")
     # An empty tensor has strides too, and torch refuses what overflows them.
     reach = prod(max(length, 1) for length in announced.shape) * item_bytes(announced.dtype)
     if reach > limits.max_tensor_bytes:
@@ -250,6 +232,22 @@ class _Filling:
 def _check_filled(filling: _Filling | None) -> None:
     if filling is not None:
         filling.check_filled()
+
+
+def _present_bytes(parts: Sequence[SamplePart]) -> Counter[tuple[str, int]]:
+    present: Counter[tuple[str, int]] = Counter()
+    for part in parts:
+        for column in part.columns:
+            if isinstance(column.value, TensorSlice):
+                present[column.name, column.leaf] += column.value.slice_bytes
+    return present
+
+
+def _check_present(slot: int, column: Column, announced: TensorSlice, present: Counter[tuple[str, int]]) -> None:
+    # Before the tensor is allocated: one small slice must not cost as much as it says the tensor has.
+    found = present[column.name, column.leaf]
+    if found < announced.total_bytes:
+        raise ShardContentError(slot, f"column {column.name!r} has {found} of {announced.total_bytes} bytes")
 
 
 def unpack_large_values(columns: Iterable[Column], limits: Limits = DEFAULT_LIMITS) -> list[Column]:
