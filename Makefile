@@ -2,11 +2,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+MINUTES ?= 2
 READY := $(VENV)/.ready
 SOURCES := schemas/src producer/src consumer/src deploy/local tests
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit check bench format broker clean
+.PHONY: help demo test unit check fuzz bench format broker clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -43,11 +44,18 @@ format: $(READY) ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+fuzz: $(READY) ## search for inputs that break the readers, MINUTES=2 for each of 5 targets
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'atheris>=3'
+	for target in records frames values slots streams; do \
+	  PYTHONPATH=tests $(BIN)/python -W ignore tests/fuzz/coverage_guided.py $$target fuzz-output/$$target \
+	    -max_total_time=$$((60 * $(MINUTES))) || exit 1; \
+	done
+
 broker: $(READY) ## run a local Kafka until Ctrl-C
 	$(BIN)/rollcast broker
 
 clean: ## remove the environment and what tools left
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache demo-output
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache demo-output fuzz-output
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
