@@ -1,3 +1,3 @@
 """Fixtures that tests of every kind may use."""
 
-pytest_plugins = ["fixtures.broker", "fixtures.installation"]
+pytest_plugins = ["fixtures.broker", "fixtures.installation", "fixtures.secured_broker"]

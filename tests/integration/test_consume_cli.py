@@ -5,6 +5,7 @@ import hashlib
 import io
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from fractions import Fraction
 from importlib.metadata import version
 from pathlib import Path
 
+import aiohttp
 import pytest
 import torch
 from aiokafka import AIOKafkaProducer
@@ -28,7 +30,7 @@ from rollcast.consumer.cli.command import app
 from rollcast.consumer.metrics import Metric, compute_metrics
 from rollcast.consumer.rollout import Missing, OffsetSpan, RolloutId
 from rollcast.consumer.store import Manifest
-from rollcast.consumer.store.manifest import manifest_path
+from rollcast.consumer.store.manifest import ManifestFile, manifest_path
 from rollcast.schemas import build_dump_payload, record_key
 
 NOTHING_MISSING = Missing()
@@ -125,8 +127,12 @@ def write_manifest(path: Path, *metrics: Metric, missing: Missing = NOTHING_MISS
         raw_bytes=100,
         wire_bytes=50,
         offsets=(OffsetSpan(0, 1, 3),),
-        sha256=hashlib.sha256(path.read_bytes()).hexdigest(),
-        file_bytes=path.stat().st_size,
+        digests=(),
+        files=(
+            ManifestFile(
+                name=path.name, rank=0, sha256=hashlib.sha256(path.read_bytes()).hexdigest(), size=path.stat().st_size
+            ),
+        ),
         written_at_ms=0,
         metrics=metrics,
         missing=missing,
@@ -235,6 +241,12 @@ def test_a_file_that_is_no_dump_is_one_sentence(
         ("torch", ["inspect", "a.pt"], "rollcast inspect needs torch: pip install 'rollcast[consumer]'"),
         ("torch", ["diff", "a.pt", "b.pt"], "rollcast diff needs torch: pip install 'rollcast[consumer]'"),
         ("rich", ["inspect", "a.pt"], "rollcast inspect needs rich: pip install 'rollcast[consumer]'"),
+        ("torch", ["verify", "a.pt"], "rollcast verify needs torch: pip install 'rollcast[consumer]'"),
+        (
+            "aiokafka",
+            ["rebuild", *CONSUME, "--run", "a", "--rollout", "1"],
+            "rollcast rebuild needs aiokafka: pip install 'rollcast[consumer]'",
+        ),
         ("torch", ["consume", *CONSUME], "rollcast consume needs torch: pip install 'rollcast[consumer]'"),
         ("aiokafka", ["consume", *CONSUME], "rollcast consume needs aiokafka: pip install 'rollcast[consumer]'"),
     ],
@@ -247,7 +259,7 @@ def test_a_missing_extra_is_one_sentence(hidden: str, arguments: Sequence[str], 
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("subcommand", ["consume", "inspect", "diff", "broker"])
+@pytest.mark.parametrize("subcommand", ["consume", "inspect", "diff", "verify", "rebuild", "broker"])
 def test_help_has_every_option_whole_on_80_columns(
     subcommand: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -295,6 +307,18 @@ def test_a_torch_file_of_something_else_is_one_sentence(
             ["--bootstrap", NOBODY, "--dump-path", "{run_id}/{rollout_id}.pt", "--incomplete-after-s", "-1"],
             "incomplete_after_s (--incomplete-after-s) is -1.0; it must be above 0",
         ),
+        (
+            ["--bootstrap", NOBODY, "--dump-path", "{run_id}/{rollout_id}.pt", "--layout", "miles"],
+            "has no {rank}, so dumps would overwrite each other",
+        ),
+        (
+            ["--bootstrap", NOBODY, "--dump-path", "{run_id}/{rollout_id}.pt", "--pin", "7"],
+            "exceptions from keep_last (--keep-last)",
+        ),
+        (
+            ["--bootstrap", NOBODY, "--dump-path", "{run_id}/{rollout_id}.pt", "--stall-after-s", "0"],
+            "stall_after_s (--stall-after-s) is 0.0; it must be above 0",
+        ),
     ],
 )
 def test_what_cannot_work_is_one_sentence_at_the_start(
@@ -309,6 +333,14 @@ def test_what_cannot_work_is_one_sentence_at_the_start(
 
     assert command(monkeypatch, "consume", "--connect-timeout-s", "1", *given) == 2
     assert sentence in one_sentence(capsys)
+
+
+@pytest.mark.parametrize("rollout", ["x", "7..", "7..6", "1..100001", "-1", "1.5"])
+def test_a_rollout_that_is_no_number_and_no_range_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rollout: str
+) -> None:
+    assert command(monkeypatch, "rebuild", *CONSUME, "--run", "a", "--rollout", rollout) == 2
+    assert "use 7 or 7..12" in capsys.readouterr().err
 
 
 def test_missing_topics_that_may_not_be_created_are_one_sentence(
@@ -326,13 +358,16 @@ async def test_the_daemon_in_its_own_process_writes_a_dump_and_stops_on_sigterm(
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "rollcast.consumer.cli", "consume"),
         *("--dump-path", f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt"),
-        *("--topic-prefix", prefix, "--group", prefix),
+        *("--topic-prefix", prefix, "--group", prefix, "--http-port", "0"),
         env={**os.environ, "ROLLCAST_BOOTSTRAP_SERVERS": broker.bootstrap_servers},
         stderr=asyncio.subprocess.PIPE,
     )
     try:
         assert process.stderr is not None
-        while b"assigned partitions" not in (line := await process.stderr.readline()):
+        read_line = process.stderr.readline
+        while not (served := re.search(rb"metrics and health at (http://127.0.0.1:[0-9]+)", line := await read_line())):
+            assert line, "the daemon ended"
+        while b"assigned partitions" not in (line := await read_line()):
             assert line, "the daemon ended"
         producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers)
         await producer.start()
@@ -340,6 +375,8 @@ async def test_the_daemon_in_its_own_process_writes_a_dump_and_stops_on_sigterm(
             await producer.send(f"{prefix}.records", frame, key=record_key("../../etc/x", 4))
         await producer.stop()
         await read_until(broker.bootstrap_servers, f"{prefix}.dumps", lambda events: len(events) == 1)
+        async with aiohttp.ClientSession(served[1].decode()) as session, session.get("/healthz") as response:
+            assert (response.status, await response.text()) == (200, "ok\n")
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(30):
             log = (await process.communicate())[1].decode()

@@ -1,7 +1,10 @@
 """The daemon against hostile records and little memory: each costs itself, never the daemon."""
 
+import errno
 import logging
+import os
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,8 +13,12 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from fixtures.frames import ShardSource, events_of, frames_of
 from fixtures.installation import PART_BYTES, Installation, keyed, running, shards, until
+from rollcast.consumer import Daemon
 from rollcast.consumer.dump_file import load_dump
-from rollcast.schemas import DpShard, SamplePart, encode
+from rollcast.consumer.errors import ConsumeConfigError
+from rollcast.consumer.open_rollout import resident_size
+from rollcast.consumer.scratch import Scratch
+from rollcast.schemas import DEFAULT_LIMITS, DpShard, SamplePart, decode, encode
 
 
 async def test_a_record_with_a_huge_key_is_a_dead_letter_and_the_daemon_goes_on(installed: Installation) -> None:
@@ -96,16 +103,19 @@ async def test_a_record_that_comes_after_the_incomplete_dump_replaces_it_by_the_
     assert [path.name for path in (installed.folder / "run").glob("*.pt")] == ["1.pt"]
 
 
-async def test_when_memory_is_full_the_oldest_rollout_is_written_incomplete_and_the_rest_goes_on(
-    installed: Installation, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("short_of", ["memory", "scratch"])
+async def test_without_room_the_oldest_rollout_is_written_incomplete_and_the_rest_goes_on(
+    installed: Installation, caplog: pytest.LogCaptureFixture, short_of: str
 ) -> None:
     one, two, three = (
         keyed("run", 1, frames_of("run", 1, rollout_id, shards(rollout_id), max_part_bytes=PART_BYTES))
         for rollout_id in (1, 2, 3)
     )
-    size = sum(len(frame or b"") for _, frame in one)
     # Room for one rollout and some of another; all in one partition, one after the other.
-    config = replace(installed.config, max_resident_bytes=int(1.7 * size))
+    if short_of == "memory":
+        config = replace(installed.config, max_resident_bytes=int(1.7 * resident_bytes(one, installed.folder)))
+    else:
+        config = replace(installed.config, max_scratch_bytes=2**20 + 2**18)
     async with running(config) as daemon:
         await installed.send([*one[:-1], *two, *three])
         announced = await installed.dumps(3)
@@ -121,6 +131,61 @@ async def test_when_memory_is_full_the_oldest_rollout_is_written_incomplete_and_
         await installed.send(keyed("run", 1, frames_of("run", 1, 4, shards(4))))
         await installed.dumps(4)
         assert daemon.stats.records == len(frames_of("run", 1, 4, shards(4)))
+
+
+def resident_bytes(records: list[tuple[bytes | None, bytes | None]], folder: Path) -> int:
+    """What the records take in memory once their tensors are in the scratch."""
+    scratch = Scratch(folder, 2**30, DEFAULT_LIMITS)
+    total = 0
+    for _, frame in records:
+        event = decode(frame or b"")
+        assert isinstance(event, (SamplePart, DpShard))
+        total += resident_size(scratch.place(event) if isinstance(event, SamplePart) else event, len(frame or b""))
+    return total
+
+
+async def test_a_full_scratch_disk_is_waited_for(installed: Installation, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures: list[int] = []
+    reserve = os.posix_fallocate
+
+    def full_at_first(descriptor: int, offset: int, size: int) -> None:
+        if size >= 2**20 and len(failures) < 2:
+            failures.append(size)
+            raise OSError(errno.ENOSPC, "No space left on device")
+        reserve(descriptor, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", full_at_first)
+    async with running(installed.config) as daemon:
+        await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
+        await installed.dumps(1)
+
+    assert daemon.stats.retries == 2
+    installed.check("run", 1, shards(1))
+
+
+async def test_a_scratch_folder_that_cannot_be_used_is_told_at_the_start(installed: Installation) -> None:
+    (installed.folder / "file").touch()
+
+    with pytest.raises(ConsumeConfigError, match="--scratch-dir"):
+        await Daemon(replace(installed.config, scratch_dir=str(installed.folder / "file" / "below"))).run()
+
+
+async def test_both_of_two_contradicting_closing_events_are_dead_letters_and_the_first_counts(
+    installed: Installation,
+) -> None:
+    events = list(events_of("run", 1, 1, shards(1, shard_count=1)))
+    closing = events[-1]
+    assert isinstance(closing, DpShard)
+    others = [replace(closing, raw_bytes=closing.raw_bytes + more) for more in (1, 2)]
+    async with running(installed.config) as daemon:
+        await installed.send(keyed("run", 1, map(encode, [closing, *others, *events[:-1]])))
+        dead = await installed.dead_letters(3)
+        await installed.dumps(1)
+
+    assert sorted(letter.value for letter in dead) == sorted(map(encode, [closing, *others]))
+    assert all(letter.reason.startswith("conflict") for letter in dead)
+    assert daemon.stats.by_run == {("run", "conflict"): 3}
+    installed.check("run", 1, shards(1, shard_count=1))
 
 
 async def test_what_the_log_says_of_a_record_is_bounded(

@@ -10,41 +10,18 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 import torch
 
-from rollcast.consumer.metrics import compute_metrics
-from rollcast.consumer.rollout import Missing, OffsetSpan, Rollout, RolloutId, RolloutKey
+from fixtures.stored import KEY, MISSING, dump, payload_of
+from rollcast.consumer.rollout import OffsetSpan
 from rollcast.consumer.store import Dump, LocalDumpStore, Manifest, PublishedDump
 from rollcast.consumer.store.files import LOCK_NAME, HashingWriter, sweep, temporary_beside
 from rollcast.consumer.store.manifest import read_manifest
-
-NOTHING = Missing()
-MISSING = Missing(slots=((0, (1,)),))
-
-
-KEY = RolloutKey("run", 7)
-
-
-def dump(rollout_id: int = 7, *, attempt: int = 1, samples: int = 2, missing: Missing = NOTHING) -> Dump:
-    rollout = Rollout(
-        id=RolloutId("run", attempt, rollout_id),
-        spans=(OffsetSpan(2, 10, 20),),
-        shards=(),
-        missing=missing,
-        duplicates=3,
-        wire_bytes=50,
-    )
-    payload: dict[str, Any] = {
-        "format_version": 2,
-        "rollout_id": rollout_id,
-        "samples": [{"entropy": torch.tensor([float("nan"), float(attempt)])} for _ in range(samples)],
-        "dp_shards": [{}],
-    }
-    return Dump(rollout=rollout, payload=payload, missing=missing, metrics=compute_metrics(payload["samples"]))
 
 
 @pytest.fixture
@@ -78,7 +55,7 @@ def test_a_dump_is_published_with_its_manifest(store: LocalDumpStore, tmp_path: 
 def test_the_same_payload_gives_the_same_file(store: LocalDumpStore) -> None:
     assert store.publish(dump(7)).manifest.sha256 == store.publish(dump(7)).manifest.sha256
     first, second = dump(8), dump(9)
-    second.payload["rollout_id"] = 8
+    payload_of(second)["rollout_id"] = 8
     assert store.publish(first).manifest.sha256 == store.publish(second).manifest.sha256
 
 
@@ -102,7 +79,8 @@ def test_a_newer_attempt_replaces_and_the_older_dump_is_kept_aside(store: LocalD
         "7.pt",
         "7.pt.manifest.json",
     ]
-    assert read_manifest(tmp_path / "run" / "7.attempt-1.pt") == old.manifest
+    kept = read_manifest(tmp_path / "run" / "7.attempt-1.pt")
+    assert kept == replace(old.manifest, files=(replace(old.manifest.files[0], name="7.attempt-1.pt"),))
     aside = tmp_path / "run" / "7.attempt-1.pt"
     assert hashlib.sha256(aside.read_bytes()).hexdigest() == old.manifest.sha256
     assert store.published(KEY) == new
@@ -194,7 +172,11 @@ def test_a_crash_between_a_newer_dump_and_its_manifest_keeps_the_right_one_aside
 
 
 def test_manifests_survive_the_round_trip(store: LocalDumpStore) -> None:
-    for manifest in (store.publish(dump(1)).manifest, store.publish(dump(2, missing=MISSING)).manifest):
+    gaps = (OffsetSpan(2, 15, 17), OffsetSpan(2, 30, 30))
+    beside_gaps = replace(dump(3, missing=MISSING), gaps=gaps)
+    assert store.publish(beside_gaps).manifest.gaps == gaps
+    for made in (dump(1), dump(2, missing=MISSING), beside_gaps):
+        manifest = store.publish(made).manifest
         assert Manifest.from_json(manifest.to_json()) == manifest
 
 
@@ -213,7 +195,7 @@ class Pause:
 def while_paused(paused: Dump, template: str, do: Callable[[], None]) -> PublishedDump:
     """Publishes `paused` by a store of its own, and calls `do` while its file is half written."""
     pause = Pause()
-    paused.payload["pause"] = pause
+    payload_of(paused)["pause"] = pause
     with ThreadPoolExecutor(1) as thread:
         publishing = thread.submit(LocalDumpStore(template).publish, paused)
         try:

@@ -6,62 +6,25 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from fixtures.rollouts import whole_shard
+from fixtures.shipping import closed, direct, large_shard, publish, ship_process, small_shard
 from fixtures.topic import payload_in, read_until, shards_in
 from rollcast.consumer.broker import Broker, JvmBroker
 from rollcast.consumer.difference import differences
 from rollcast.producer import Publisher, PublisherConfig, PublishStatus
 from rollcast.producer.spool.folder import SpoolFolder
-from rollcast.schemas import Event, build_dump_payload
-
-
-def _publish(spool: Path, *rollout_ids: int, shard: Callable[[int], dict[str, Any]] | None = None) -> None:
-    publisher = Publisher(
-        PublisherConfig(run_id="run", spool_dir=spool, bootstrap_servers="127.0.0.1:1", start_shipper=False)
-    )
-    for rollout_id in rollout_ids:
-        assert publisher.publish(rollout_id, (shard or _shard)(rollout_id)).status is PublishStatus.PUBLISHED
-    publisher.close(0.2)
-
-
-def _shard(rollout_id: int) -> dict[str, Any]:
-    return whole_shard(rollout_id, 0, 1)
-
-
-def _large_shard(rollout_id: int) -> dict[str, Any]:
-    import torch
-
-    generator = torch.Generator().manual_seed(rollout_id)
-    tensors = [torch.randn(400_000, generator=generator) for _ in range(24)]
-    return {"response_lengths": [400_000] * 24, "values": tensors, "partition": list(range(24))}
-
-
-def _direct(rollout_id: int, shard: Callable[[int], dict[str, Any]] = _shard) -> dict[str, Any]:
-    own = {"rank": 0, "data_parallel_rank": 0, "rollout_data": shard(rollout_id)}
-    return build_dump_payload([own], rollout_id=rollout_id, writer_rank=0)
 
 
 @contextmanager
 def _shipper(spool: Path, bootstrap: str, prefix: str, *options: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "rollcast.producer.shipper.cli", f"--spool={spool}", f"--bootstrap={bootstrap}"]
-    process = subprocess.Popen([*command, f"--topic-prefix={prefix}", *options], stderr=subprocess.PIPE, text=True)
-    try:
+    with ship_process(f"--spool={spool}", f"--bootstrap={bootstrap}", f"--topic-prefix={prefix}", *options) as process:
         yield process
-    finally:
-        process.kill()
-        process.communicate()
-
-
-def _closed(*rollout_ids: int) -> Callable[[list[Event]], bool]:
-    return lambda events: all(shards_in(events, rollout_id) for rollout_id in rollout_ids)
 
 
 @pytest.fixture
@@ -77,13 +40,13 @@ def _await_log(log: Path, words: str, timeout_s: float = 60) -> None:
 
 
 async def test_bundles_arrive_bit_equal_and_leave_the_spool(broker: Broker, tmp_path: Path, prefix: str) -> None:
-    _publish(tmp_path, 0, 1)
+    publish(tmp_path, 0, 1)
     with _shipper(tmp_path, broker.bootstrap_servers, prefix, "--stop-with-trainers", "--max-part-bytes=20000") as ship:
         assert ship.wait(60) == 0
     assert not SpoolFolder(tmp_path).bundles()
-    events = await read_until(broker.bootstrap_servers, f"{prefix}.records", _closed(0, 1))
+    events = await read_until(broker.bootstrap_servers, f"{prefix}.records", closed(0, 1))
     for rollout_id in (0, 1):
-        assert not differences(payload_in(events, rollout_id), _direct(rollout_id))
+        assert not differences(payload_in(events, rollout_id), direct(rollout_id))
 
 
 async def test_a_publisher_starts_its_shipper_and_close_waits_for_delivery(
@@ -93,11 +56,11 @@ async def test_a_publisher_starts_its_shipper_and_close_waits_for_delivery(
         run_id="run", spool_dir=tmp_path, bootstrap_servers=broker.bootstrap_servers, topic_prefix=prefix
     )
     publisher = Publisher(config)
-    result = publisher.publish(0, _shard(0))
+    result = publisher.publish(0, small_shard(0))
     assert result.status is PublishStatus.PUBLISHED
     assert publisher.close(60)
-    events = await read_until(broker.bootstrap_servers, f"{prefix}.records", _closed(0))
-    assert not differences(payload_in(events, 0), _direct(0))
+    events = await read_until(broker.bootstrap_servers, f"{prefix}.records", closed(0))
+    assert not differences(payload_in(events, 0), direct(0))
 
 
 async def test_a_shipper_for_another_address_does_not_keep_the_run_from_the_right_one(
@@ -111,55 +74,55 @@ async def test_a_shipper_for_another_address_does_not_keep_the_run_from_the_righ
         )
 
     wrong = publisher("127.0.0.1:1")
-    wrong.publish(0, _shard(0))
+    wrong.publish(0, small_shard(0))
     _await_log(tmp_path / "shipper.log", "does not take records")
     assert not wrong.close(0.1)
     assert "1 bundles of run 'run' wait" in caplog.text
     assert "127.0.0.1:1 does not take records" in caplog.text
     right = publisher(broker.bootstrap_servers)
-    right.publish(1, _shard(1))
+    right.publish(1, small_shard(1))
     assert right.close(60)
-    await read_until(broker.bootstrap_servers, f"{prefix}.records", _closed(0, 1))
+    await read_until(broker.bootstrap_servers, f"{prefix}.records", closed(0, 1))
 
 
 async def test_a_broker_killed_in_mid_bundle_loses_nothing(own_broker: JvmBroker, tmp_path: Path, prefix: str) -> None:
     spool = tmp_path / "spool"
-    _publish(spool, 0, 1, shard=_large_shard)
+    publish(spool, 0, 1, shard=large_shard)
     with _shipper(spool, own_broker.bootstrap_servers, prefix, "--stop-with-trainers") as ship:
         await read_until(own_broker.bootstrap_servers, f"{prefix}.records", lambda events: len(events) > 3)
         own_broker.kill()
         assert SpoolFolder(spool).bundles()
         own_broker.start()
         assert ship.wait(100) == 0
-    events = await read_until(own_broker.bootstrap_servers, f"{prefix}.records", _closed(0, 1))
+    events = await read_until(own_broker.bootstrap_servers, f"{prefix}.records", closed(0, 1))
     for rollout_id in (0, 1):
-        assert not differences(payload_in(events, rollout_id), _direct(rollout_id, _large_shard))
+        assert not differences(payload_in(events, rollout_id), direct(rollout_id, large_shard))
 
 
 async def test_a_shipper_killed_in_mid_bundle_is_followed_by_another(
     broker: Broker, tmp_path: Path, prefix: str
 ) -> None:
-    _publish(tmp_path, 0, shard=_large_shard)
+    publish(tmp_path, 0, shard=large_shard)
     with _shipper(tmp_path, broker.bootstrap_servers, prefix) as first:
         await read_until(broker.bootstrap_servers, f"{prefix}.records", lambda events: len(events) > 3)
         first.kill()
         first.wait()
     with _shipper(tmp_path, broker.bootstrap_servers, prefix, "--stop-with-trainers") as second:
         assert second.wait(60) == 0
-    events = await read_until(broker.bootstrap_servers, f"{prefix}.records", _closed(0))
-    assert not differences(payload_in(events, 0), _direct(0, _large_shard))
+    events = await read_until(broker.bootstrap_servers, f"{prefix}.records", closed(0))
+    assert not differences(payload_in(events, 0), direct(0, large_shard))
 
 
 async def test_a_poison_bundle_is_set_aside_with_its_reason_and_blocks_nobody(
     broker: Broker, tmp_path: Path, prefix: str
 ) -> None:
-    _publish(tmp_path, 0, 1)
+    publish(tmp_path, 0, 1)
     (_, first), _ = SpoolFolder(tmp_path).bundles()
     (first / "records.avro").write_bytes(b"garbage")
     with _shipper(tmp_path, broker.bootstrap_servers, prefix, "--stop-with-trainers") as ship:
         assert ship.wait(60) == 0
-    events = await read_until(broker.bootstrap_servers, f"{prefix}.records", _closed(1))
-    assert not differences(payload_in(events, 1), _direct(1))
+    events = await read_until(broker.bootstrap_servers, f"{prefix}.records", closed(1))
+    assert not differences(payload_in(events, 1), direct(1))
     (reason,) = tmp_path.rglob("reason.txt")
     assert "records.avro" in reason.read_text()
 
@@ -176,23 +139,23 @@ async def _create_topic(broker: Broker, topic: str, max_message_bytes: int) -> N
 
 async def test_records_are_cut_to_what_the_topic_takes(broker: Broker, tmp_path: Path, prefix: str) -> None:
     await _create_topic(broker, f"{prefix}.records", 100_000)
-    _publish(tmp_path, 0, shard=_large_shard)
-    _publish(tmp_path, 1)
+    publish(tmp_path, 0, shard=large_shard)
+    publish(tmp_path, 1)
     with _shipper(tmp_path, broker.bootstrap_servers, prefix, "--stop-with-trainers") as ship:
         assert ship.wait(100) == 0
-    events = await read_until(broker.bootstrap_servers, f"{prefix}.records", _closed(0, 1))
-    assert not differences(payload_in(events, 0), _direct(0, _large_shard))
-    assert not differences(payload_in(events, 1), _direct(1))
+    events = await read_until(broker.bootstrap_servers, f"{prefix}.records", closed(0, 1))
+    assert not differences(payload_in(events, 0), direct(0, large_shard))
+    assert not differences(payload_in(events, 1), direct(1))
 
 
 async def test_a_bundle_that_no_record_can_carry_is_set_aside_announced_and_blocks_nobody(
     broker: Broker, tmp_path: Path, prefix: str
 ) -> None:
     await _create_topic(broker, f"{prefix}.records", 10_000)
-    _publish(tmp_path, 0, shard=_large_shard)
+    publish(tmp_path, 0, shard=large_shard)
     with _shipper(tmp_path, broker.bootstrap_servers, prefix, "--stop-with-trainers") as ship:
         assert ship.wait(60) == 0
-    (event,) = await read_until(broker.bootstrap_servers, f"{prefix}.records", _closed(0))
+    (event,) = await read_until(broker.bootstrap_servers, f"{prefix}.records", closed(0))
     reason = shards_in([event], 0)[0].dropped_reason
     assert reason is not None
     assert "takes no record of 16384 bytes" in reason
@@ -203,16 +166,16 @@ async def test_a_dropped_rollout_is_announced(broker: Broker, tmp_path: Path, pr
         run_id="run", spool_dir=tmp_path, bootstrap_servers="127.0.0.1:1", start_shipper=False, max_spool_bytes=1
     )
     publisher = Publisher(config)
-    assert publisher.publish(0, _shard(0)).status is PublishStatus.DROPPED
+    assert publisher.publish(0, small_shard(0)).status is PublishStatus.DROPPED
     publisher.close(0.2)
     with _shipper(tmp_path, broker.bootstrap_servers, prefix, "--stop-with-trainers") as ship:
         assert ship.wait(60) == 0
-    (event,) = await read_until(broker.bootstrap_servers, f"{prefix}.records", _closed(0))
+    (event,) = await read_until(broker.bootstrap_servers, f"{prefix}.records", closed(0))
     assert shards_in([event], 0)[0].dropped_reason == "rank 0 (shard 0): spool full"
 
 
 def test_without_a_broker_bundles_wait_and_sigterm_ends_the_shipper_within_its_bound(tmp_path: Path) -> None:
-    _publish(tmp_path, 0)
+    publish(tmp_path, 0)
     with _shipper(tmp_path, "127.0.0.1:1", "none") as ship:
         assert ship.stderr is not None
         line = ship.stderr.readline()

@@ -290,7 +290,7 @@ def test_a_revoked_partition_leaves_nothing_behind() -> None:
     assert target.open_count == 1
     assert target.resident_bytes == left
     assert target.low_watermark(1, 9) == 9
-    assert not target.holds(RolloutId("run", 1, 1))
+    assert not target.knows(RolloutId("run", 1, 1).key)
 
 
 def test_a_finished_rollout_that_was_read_again_meanwhile_is_closed() -> None:
@@ -305,3 +305,33 @@ def test_a_finished_rollout_that_was_read_again_meanwhile_is_closed() -> None:
 
     assert target.open_count == 0
     assert all(isinstance(decision, Duplicate) for decision in feed(incoming))
+
+
+def test_what_is_held_of_a_log_that_was_replaced_holds_no_watermark_and_still_completes() -> None:
+    target = assembler()
+    *most, last = events()
+    Feed(target, offset=5000)(most)
+    target.unpin(0)
+    assert target.low_watermark(0, 10) == 10
+
+    feed = Feed(target, offset=10)
+    (rollout,) = completed(feed([last]))
+
+    assert not rollout.missing
+    assert target.low_watermark(0, feed.offset) == 10
+    target.finish(rollout.id, complete=True)
+    assert target.low_watermark(0, feed.offset) == 11
+
+
+def test_the_oldest_open_rollout_tells_since_when_it_is_open() -> None:
+    target = assembler()
+    assert target.oldest_opened_at is None
+    *first, last = events(1)
+    feed = Feed(target)
+    feed(first[:1], now=3.0)
+    feed(events(2)[:1], now=5.0)
+    feed(first[1:], now=7.0)
+    assert target.oldest_opened_at == 3.0
+    (rollout,) = completed(feed([last], now=8.0))
+    target.finish(rollout.id, complete=True)
+    assert target.oldest_opened_at == 5.0

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from fixtures.assembling import Feed, assembler, closing, completed, events
-from rollcast.consumer.decisions import Duplicate, Evicted, Superseded
+from rollcast.consumer.decisions import Duplicate, Evicted, Late, Superseded
 from rollcast.consumer.errors import AssemblerFullError
 from rollcast.consumer.rollout import RolloutId
 from rollcast.schemas import SamplePart
@@ -24,7 +24,7 @@ def test_what_comes_while_an_incomplete_dump_is_written_can_still_complete_it() 
     target.finish(RolloutId("run", 1, 0), complete=False)
 
     assert len(completed(decisions)) == 1
-    assert target.holds(RolloutId("run", 1, 0))
+    assert target.knows(RolloutId("run", 1, 0).key)
 
 
 def test_a_rollout_that_was_written_incomplete_becomes_complete_when_all_comes_again() -> None:
@@ -105,14 +105,14 @@ def test_a_superseded_rollout_whose_incomplete_dump_becomes_durable_is_closed() 
     target = assembler()
     feed = Feed(target)
     feed(events()[:-1])
-    target.expire(10.0)
+    (incomplete,) = target.expire(10.0)
     feed(events(attempt=2)[:1])
     alone = assembler()
     Feed(alone)(events(attempt=2)[:1])
 
     target.finish(ID, complete=False)
 
-    assert not target.holds(ID)
+    assert not target.awaits(incomplete.rollout)
     assert target.resident_bytes == alone.resident_bytes
 
 
@@ -120,13 +120,13 @@ def test_a_rollout_that_is_being_written_may_finish_after_a_higher_attempt_was_d
     target = assembler()
     feed = Feed(target)
     feed(events()[:-1])
-    target.expire(10.0)
+    (incomplete,) = target.expire(10.0)
     feed([replace(closing(events(attempt=2)), dropped_reason="spool full")])
 
     target.finish(ID, complete=False)
 
     assert (target.open_count, target.resident_bytes) == (0, 0)
-    assert not target.holds(ID)
+    assert not target.awaits(incomplete.rollout)
 
 
 def test_a_slot_that_was_refused_in_an_incomplete_dump_may_come_again() -> None:
@@ -183,7 +183,7 @@ def test_a_rollout_that_needs_room_for_its_own_late_record_is_evicted_last() -> 
     for rollout_id in (1, 2):
         target.finish(RolloutId("run", 1, rollout_id), complete=False)
 
-    assert feed(events(1)[2:3], now=101.0) == [Evicted(RolloutId("run", 1, 2))]
+    assert feed(events(1)[2:3], now=101.0) == [Evicted(RolloutId("run", 1, 2)), Late(RolloutId("run", 1, 1))]
 
 
 def test_the_rollout_that_has_waited_longest_is_given_up_for_room() -> None:

@@ -1,12 +1,13 @@
 """Dump path templates: two rollouts never share a name."""
 
 import itertools
+import re
 from pathlib import Path
 
 import pytest
 
 from rollcast.consumer.errors import TemplateError
-from rollcast.consumer.rollout import RolloutKey
+from rollcast.consumer.rollout import RolloutId
 from rollcast.consumer.store.template import PathTemplate
 
 RUN_IDS = [
@@ -39,23 +40,62 @@ RUN_IDS = [
         ("dumps/{run_id}0{rollout_id}.pt", "between two placeholders"),
         ("dumps/{rollout_id}/{run_id}.pt", "after {run_id}"),
         ("dumps/{run_id}/{rollout_id}/{rollout_id}.pt", "one {rollout_id}"),
+        ("dumps/{run_id}/{rollout_id}_{rank}_{rank}.pt", "at most one {rank}"),
+        ("dumps/{run_id}/{rollout_id}{attempt}.pt", "between two placeholders"),
+        ("dumps/{rank}/{run_id}/{rollout_id}.pt", "after {run_id}"),
+        ("dumps/{run_id}/{attempt}/{rollout_id}.pt", "put it into the file's"),
+        ("dumps/{run_id}/{rollout_id}/{rank}/dump.pt", "put it into the file's"),
+        ("dumps/{run_id}-{rollout_id}.pt", "'7-7.attempt-1.pt' beside one dump pass"),
+        ("dumps/{run_id}.attempt-{rollout_id}", "beside one dump pass"),
         ("dumps/{run_id/{rollout_id}.pt", "not a template"),
         ("dumps/{run_id}/{rollout_id.pt", "not a template"),
     ],
 )
 def test_a_template_under_which_dumps_could_meet_is_refused(template: str, problem: str) -> None:
-    with pytest.raises(TemplateError, match=problem):
+    with pytest.raises(TemplateError, match=re.escape(problem)):
         PathTemplate(template)
 
 
+def test_a_dump_of_several_files_needs_ranks_in_their_names() -> None:
+    with pytest.raises(TemplateError, match=re.escape("has no {rank}")):
+        PathTemplate("dumps/{run_id}/{rollout_id}.pt", several_files=True)
+
+
 @pytest.mark.parametrize(
-    "template", ["/d/{run_id}/{rollout_id}.pt", "/d/{run_id}-{rollout_id}.pt", "/d/{run_id}_{rollout_id}/dump.pt"]
+    "template",
+    [
+        "/d/{run_id}/{rollout_id}_{rank}.pt",
+        "/d/{run_id}_{rank}-x{attempt}_{rollout_id}.pt",
+        "/d/{run_id}/{run_id}.{rollout_id}.r{rank}.{attempt}",
+    ],
+)
+def test_every_file_and_what_stands_beside_it_has_a_path_of_its_own(template: str) -> None:
+    made = PathTemplate(template, several_files=True)
+    rollouts = [RolloutId(*each) for each in itertools.product(RUN_IDS, (1, 11), (0, 1, 11))]
+    files = [made.path(rollout, rank) for rollout in rollouts for rank in (0, 1, 11)]
+    if "{attempt}" not in template:
+        files = list(dict.fromkeys(files))
+    bases = {made.base(rollout) for rollout in rollouts}
+
+    beside = {
+        made.beside(path, word) for path in (*files, *bases) for word in ("incomplete", "attempt-1", "attempt-11")
+    }
+
+    assert len(set(files)) == len(files)
+    assert len(beside) == 3 * len({*files, *bases})
+    assert not beside & {*files, *bases}
+    assert not bases & set(files)
+    assert {path.parent for path in beside} == {path.parent for path in files}
+
+
+@pytest.mark.parametrize(
+    "template", ["/d/{run_id}/{rollout_id}.pt", "/d/{run_id}_x{rollout_id}.pt", "/d/{run_id}_{rollout_id}/dump.pt"]
 )
 def test_every_rollout_of_every_run_has_its_own_path_inside_the_folder(template: str) -> None:
     made = PathTemplate(template)
     rollouts = [*itertools.product(RUN_IDS, (0, 1, 11, 2**40))]
 
-    paths = [made.path(RolloutKey(run_id, rollout_id)) for run_id, rollout_id in rollouts]
+    paths = [made.path(RolloutId(run_id, 1, rollout_id), 0) for run_id, rollout_id in rollouts]
 
     assert len(set(paths)) == len(rollouts)
     for path in paths:
@@ -65,7 +105,7 @@ def test_every_rollout_of_every_run_has_its_own_path_inside_the_folder(template:
 
 
 def test_a_relative_template_gives_absolute_paths() -> None:
-    assert PathTemplate("{run_id}/{rollout_id}.pt").path(RolloutKey("a", 1)) == Path.cwd() / "a" / "1.pt"
+    assert PathTemplate("{run_id}/{rollout_id}.pt").path(RolloutId("a", 1, 1), 0) == Path.cwd() / "a" / "1.pt"
 
 
 @pytest.mark.parametrize(
@@ -83,5 +123,5 @@ def test_a_relative_template_gives_absolute_paths() -> None:
 )
 def test_policy_loss_calls_stand_in_a_folder_of_their_run(template: str, paths: list[str]) -> None:
     made = PathTemplate(template)
-    found = [made.path(RolloutKey(run_id, 7, "policy-loss/3")) for run_id in ("a", "b")]
+    found = [made.path(RolloutId(run_id, 1, 7, "policy-loss/3"), 0) for run_id in ("a", "b")]
     assert found == [Path.cwd() / path for path in paths]

@@ -3,6 +3,7 @@
 import pytest
 
 from rollcast.producer.control import Member, Vote, decide
+from rollcast.producer.result import DropReason
 
 _MEMBERS = [Member(4, 0, 0), Member(5, 0, 1), Member(6, 1, 0), Member(7, 1, 1)]
 _GO = [(Vote.READY, 11, 3), (Vote.READY, 11, 3), (Vote.READY, 22, 3), (Vote.READY, 22, 3)]
@@ -12,10 +13,18 @@ def test_equal_plans_within_each_shard_are_a_go() -> None:
     assert decide(_MEMBERS, _GO) is None
 
 
-@pytest.mark.parametrize("vote", [Vote.BAD_DATA, Vote.SPOOL_FULL, Vote.FAILED])
-def test_one_objection_drops_the_rollout_and_names_the_rank(vote: Vote) -> None:
+@pytest.mark.parametrize(
+    ("vote", "kind"),
+    [
+        (Vote.BAD_DATA, DropReason.BAD_DATA),
+        (Vote.SPOOL_FULL, DropReason.SPOOL_FULL),
+        (Vote.FAILED, DropReason.NOT_CREATED),
+    ],
+)
+def test_one_objection_drops_the_rollout_and_names_the_rank(vote: Vote, kind: DropReason) -> None:
     refusal = decide(_MEMBERS, [*_GO[:2], (vote, 0, 3), _GO[3]])
     assert refusal is not None
+    assert refusal.kind is kind
     assert "rank 6 (shard 1)" in refusal.reason
     assert refusal.announced
 

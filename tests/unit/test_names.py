@@ -60,6 +60,7 @@ def test_public_names_are_frozen_and_importable() -> None:
         "PublishStatus",
         "Publisher",
         "PublisherConfig",
+        "PublisherStats",
         "ScheduleError",
         "all_gather_with_cp",
         "build_dp_schedule",

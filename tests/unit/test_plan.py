@@ -38,9 +38,8 @@ def test_the_copies_of_all_peers_fill_the_file_without_overlap(size: int, in_pla
     assert len({plan.data_bytes for plan in plans}) == 1
     filled = torch.zeros(plans[0].data_bytes, dtype=torch.int32)
     for rank, plan in enumerate(plans):
-        for offset, segments in plan.records.segments(rank):
-            for start, _, length in segments:
-                filled[offset + start : offset + start + length] += 1
+        for _, target, _, length in plan.records.segments(rank).as_tuples():
+            filled[target : target + length] += 1
     # Only the first token of the two samples without a prompt is held by nobody, in four fields.
     unfilled = 0 if size == 1 else 2 * (2 + 4 + 12 + 8)
     assert filled.max() == 1

@@ -4,10 +4,20 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rollcast.schemas import Column, LimitError, Limits, SamplePart, ShardContentError, TensorSlice, decode, encode
+from rollcast.schemas import (
+    Column,
+    DecodeError,
+    LimitError,
+    Limits,
+    SamplePart,
+    ShardContentError,
+    TensorSlice,
+    decode,
+    encode,
+)
 from rollcast.schemas.parts import (
     MIN_PART_BYTES,
     content_digest,
@@ -36,6 +46,7 @@ def _columns(**values: object) -> list[Column]:
     return pack_large_values(columns_of(values.items()))
 
 
+@settings(deadline=None)
 @given(
     sizes=st.lists(st.integers(0, 60_000), max_size=5),
     text=st.integers(0, 40_000),
@@ -80,6 +91,48 @@ def test_what_compresses_well_is_cut_before_a_part_decodes_to_too_much() -> None
     assert len(parts) > 4
     back = [decode(encode(part)) for part in parts]
     assert content_digest(join(back)) == content_digest(columns)  # type: ignore[arg-type]  # parts decode to parts
+
+
+def _close_columns(size: int) -> list[Column]:
+    generator = torch.Generator().manual_seed(1)
+    log_probs = torch.rand(size, generator=generator)
+    return _columns(log_probs=log_probs, note=1, rollout_log_probs=log_probs * 1.0001, ref_log_probs=log_probs * 0.9999)
+
+
+def _bases(part: SamplePart) -> dict[str, int | None]:
+    return {column.name: column.value.base for column in part.columns if isinstance(column.value, TensorSlice)}
+
+
+def test_log_probs_of_one_part_travel_as_differences_from_the_first() -> None:
+    columns = _close_columns(5000)
+    (part,) = split(_SLOT, columns)
+    assert _bases(part) == {"log_probs": None, "rollout_log_probs": 0, "ref_log_probs": 0}
+    back = decode(encode(part))
+    assert content_digest(join([back])) == content_digest(columns)  # type: ignore[list-item]  # a part decodes to a part
+
+
+@settings(deadline=None)
+@given(size=st.integers(1, 30_000), max_part_bytes=st.integers(MIN_PART_BYTES, 200_000))
+def test_differences_never_need_another_part(size: int, max_part_bytes: int) -> None:
+    columns = _close_columns(size)
+    parts = split(_SLOT, columns, max_part_bytes)
+    assert max(len(encode(part)) for part in parts) <= max_part_bytes
+    for part in parts:
+        assert all(base is None or base < len(part.columns) for base in _bases(part).values())
+    assert content_digest(join(parts)) == content_digest(columns)
+
+
+@pytest.mark.parametrize("base", [None, -1, 1, 2, 3, 2**31 - 1])
+def test_a_base_that_is_no_earlier_slice_of_the_part_is_refused(base: int | None) -> None:
+    (part,) = split(_SLOT, _close_columns(5000))
+    columns = [
+        replace(column, value=replace(column.value, base=base))
+        if isinstance(column.value, TensorSlice) and column.name == "rollout_log_probs"
+        else column
+        for column in part.columns
+    ]
+    with pytest.raises(DecodeError):
+        join([replace(part, columns=tuple(columns))])
 
 
 def test_an_empty_slot_is_one_part() -> None:

@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 import torch
 import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from rollcast.schemas import Column, DecodeError, TensorRef
-from rollcast.schemas.codec import RAW, SHUFFLE_ZSTD, ZSTD, compress, decompress_into
+from rollcast.schemas.codec import DELTA_PLANES, PLANES, RAW, compress, decompress_into
 from rollcast.schemas.dtypes import ITEM_BYTES
 from rollcast.schemas.tensors import UNSUPPORTED_KEY, Replaced, columns_of, normalise, unflatten
 
@@ -122,27 +124,97 @@ def test_unflattened_tensors_own_exactly_their_memory() -> None:
     assert back.untyped_storage().nbytes() == 4000
 
 
-@pytest.mark.parametrize("item_bytes", [1, 2, 4, 8])
+@pytest.mark.parametrize("item_bytes", sorted(set(ITEM_BYTES.values())))
 def test_bytes_come_back_through_every_codec(item_bytes: int) -> None:
     generator = np.random.default_rng(item_bytes)
     codecs = set()
-    for raw in (b"", b"12345678" * 3, bytes(80_000), generator.bytes(80_000)):
+    ramp = np.arange(10_000, dtype=np.uint64).view(np.uint8).tobytes()
+    for raw in (b"", b"12345678" * 4, bytes(80_000), generator.bytes(80_000), ramp):
         codec, data = compress(raw, item_bytes)
-        out = np.empty(len(raw), np.uint8)
-        decompress_into(out, codec, data, item_bytes)
-        assert out.tobytes() == raw
+        assert _decoded(codec, data, len(raw), item_bytes) == raw
         codecs.add(codec)
-    assert codecs == {RAW, SHUFFLE_ZSTD if item_bytes > 1 else ZSTD}
+    assert codecs == {RAW, PLANES}
+
+
+def _decoded(codec: str, data: bytes | memoryview, size: int, item_bytes: int, base: bytes | None = None) -> bytes:
+    out = np.empty(size, np.uint8)
+    decompress_into(out, codec, data, item_bytes, None if base is None else np.frombuffer(base, np.uint8))
+    return out.tobytes()
+
+
+_BIT_PATTERNS = [0x7FC00001, 0xFFC12345, 0x7F800000, 0x80000000, 0, 1, 0x7FFFFFFF, 0xFFFFFFFF]
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(*[st.sampled_from(_BIT_PATTERNS) | st.integers(0, 2**32 - 1)] * 2), min_size=16))
+def test_differences_of_any_bit_patterns_come_back(pairs: list[tuple[int, int]]) -> None:
+    own, base = (np.array(column, np.uint32).tobytes() for column in zip(*pairs, strict=True))
+    codec, data = compress(own, 4, base)
+    assert _decoded(codec, data, len(own), 4, base) == own
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_floats_close_to_those_of_another_slice_travel_as_differences(dtype: type) -> None:
+    generator = np.random.default_rng(1)
+    base: np.ndarray[Any, Any] = generator.random(5000).astype(dtype)
+    own: np.ndarray[Any, Any] = (base * (1 + 0.001 * generator.random(5000))).astype(dtype)
+    codec, data = compress(own.tobytes(), own.itemsize, base.tobytes())
+    assert codec == DELTA_PLANES
+    assert len(data) < len(compress(own.tobytes(), own.itemsize)[1])
+    assert _decoded(codec, data, own.nbytes, own.itemsize, base.tobytes()) == own.tobytes()
+
+
+def test_a_constant_slice_travels_as_itself_whatever_is_close_to_it() -> None:
+    base = np.random.default_rng(1).random(5000, np.float32)
+    codec, data = compress(np.ones(5000, np.float32).tobytes(), 4, base.tobytes())
+    assert (codec, len(data)) == (PLANES, 8)
+
+
+def test_differences_need_a_base_of_their_size_and_a_width() -> None:
+    data = bytes([1, 0] * 4)
+    for base in (None, bytes(4), bytes(12)):
+        with pytest.raises(DecodeError, match="names no slice"):
+            _decoded(DELTA_PLANES, data, 8, 4, base)
+    with pytest.raises(DecodeError, match="cannot be differences"):
+        _decoded(DELTA_PLANES, data[:2], 8, 1, bytes(8))
+
+
+def _zstd_plane(frame: bytes) -> bytes:
+    return b"\x02" + len(frame).to_bytes(4, "little") + frame
 
 
 def test_a_frame_without_content_size_decodes_under_the_cap() -> None:
     writer = zstandard.ZstdCompressor(write_content_size=False)
-    out = np.empty(1000, np.uint8)
-    decompress_into(out, ZSTD, writer.compress(bytes(1000)), 1)
-    assert not out.any()
+    assert _decoded(PLANES, _zstd_plane(writer.compress(bytes(1000))), 1000, 1) == bytes(1000)
     for size in (999, 1001):
         with pytest.raises(DecodeError):
-            decompress_into(np.empty(size, np.uint8), ZSTD, writer.compress(bytes(1000)), 1)
+            _decoded(PLANES, _zstd_plane(writer.compress(bytes(1000))), size, 1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00" + bytes(24),
+        b"\x00" + bytes(25) + b"\x01\x00" * 2,
+        b"\x01\x00" * 3,
+        b"\x01\x00" * 4 + b"JUNK",
+        b"\x01\x00" * 3 + b"\x01",
+        b"\x01\x00" * 3 + b"\x03\x00",
+        b"\x01\x00" * 3 + b"\x02\xff\xff\xff\xff",
+        b"\x01\x00" * 3 + b"\x02\x00\x00",
+        b"\x01\x00" * 3 + _zstd_plane(zstandard.ZstdCompressor().compress(bytes(26))),
+    ],
+    ids=["empty", "short", "cut", "plane missing", "tail", "no byte", "mode", "length", "cut length", "frame size"],
+)
+def test_planes_that_are_not_what_was_announced_are_refused(data: bytes) -> None:
+    with pytest.raises(DecodeError):
+        _decoded(PLANES, data, 100, 4)
+
+
+def test_a_slice_that_is_no_whole_number_of_elements_is_refused() -> None:
+    with pytest.raises(DecodeError, match="no whole number"):
+        _decoded(PLANES, b"\x01\x00" * 4, 101, 4)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +232,7 @@ def test_a_frame_without_content_size_decodes_under_the_cap() -> None:
 )
 def test_hostile_frames_are_refused(data: bytes) -> None:
     with pytest.raises(DecodeError):
-        decompress_into(np.empty(100, np.uint8), ZSTD, data, 1)
+        _decoded(PLANES, _zstd_plane(data), 100, 1)
 
 
 def test_threads_share_no_codec_context() -> None:

@@ -1,5 +1,6 @@
 """Puts rollouts together from records in any order; pure: no I/O, no clock, no torch."""
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Iterable
 
@@ -12,12 +13,13 @@ from rollcast.consumer.decisions import (
     Duplicate,
     Evicted,
     Incomplete,
+    Late,
     Stale,
     Superseded,
 )
 from rollcast.consumer.errors import AssemblerFullError, ConflictError
 from rollcast.consumer.open_rollout import OpenRollout, Phase, resident_size
-from rollcast.consumer.rollout import Place, RolloutId, RolloutKey, SlotCut
+from rollcast.consumer.rollout import Place, Rollout, RolloutId, RolloutKey, SlotCut
 from rollcast.schemas import DpShard, SamplePart
 
 _REMEMBERED_ROLLOUTS = 65_536
@@ -34,6 +36,8 @@ class Assembler:
     their room is needed, so that what comes late can complete it. After a restart or a rebalance its records below
     the watermark are gone from this member's view, and it completes only if they are sent again.
 
+    The memory that placed slices of parts stand in is somebody else's; it is free once nothing refers to the parts.
+
     Args:
         incomplete_after_s: a rollout without a new record for so long is handed out as `Incomplete`.
         max_resident_bytes: cap on the memory that the records held take, about.
@@ -46,6 +50,7 @@ class Assembler:
         self._latest: dict[RolloutKey, int] = {}
         self._finished: OrderedDict[RolloutKey, int] = OrderedDict()
         self._resident_bytes = 0
+        self._serials = itertools.count(1)
 
     @property
     def open_count(self) -> int:
@@ -63,13 +68,23 @@ class Assembler:
         """Memory that the records held take, about."""
         return self._resident_bytes
 
+    @property
+    def oldest_opened_at(self) -> float | None:
+        """When the first record came of the rollout that is open, and not durable, for longest."""
+        opened = (rollout.opened_at for rollout in self._open.values() if rollout.phase is not Phase.INCOMPLETE_DURABLE)
+        return min(opened, default=None)
+
     def knows(self, key: RolloutKey) -> bool:
         """Returns whether the rollout is open or remembered as finished."""
         return key in self._latest or key in self._finished
 
-    def holds(self, identity: RolloutId) -> bool:
-        """Returns whether this attempt of the rollout is open, handed out or not."""
-        return identity in self._open
+    def awaits(self, rollout: Rollout) -> bool:
+        """Returns whether the rollout is open still, and this is what was handed out of it last.
+
+        If not, its partition was given away or all of it is being done again, and nobody needs this.
+        """
+        held = self._open.get(rollout.id)
+        return held is not None and held.serial == rollout.serial
 
     def remember(self, key: RolloutKey, attempt: int) -> None:
         """Notes that this attempt of the rollout is finished: its records, and those of lower ones, are not needed."""
@@ -77,6 +92,12 @@ class Assembler:
         self._finished.move_to_end(key)
         if len(self._finished) > _REMEMBERED_ROLLOUTS:
             self._finished.popitem(last=False)
+
+    def wants(self, part: SamplePart) -> bool:
+        """Returns whether the part, which has passed `check_event`, would be held if it were added now."""
+        identity = _identity(part)
+        rollout = self._open.get(identity)
+        return self._superfluous(identity) is None and (rollout is None or rollout.lacks(part))
 
     def add(self, event: SamplePart | DpShard, place: Place, *, size: int, now: float) -> list[Decision]:
         """Takes one record and returns what follows from it; nothing, where it is merely one more piece.
@@ -91,14 +112,10 @@ class Assembler:
             InvalidRecordError: the record contradicts a closing event.
             AssemblerFullError: there is no room for it; nothing has changed.
         """
-        identity = RolloutId(event.run_id, event.attempt, event.rollout_id, event.stream)
+        identity = _identity(event)
         key = identity.key
-        finished = self._finished.get(key)
-        current = max((at for at in (finished, self._latest.get(key)) if at is not None), default=event.attempt)
-        if event.attempt < current:
-            return [Stale(identity, current)]
-        if event.attempt == finished:
-            return [Duplicate(identity)]
+        if (decision := self._superfluous(identity)) is not None:
+            return [decision]
         decisions = self._make_room(resident_size(event, size), identity)
         decisions += self._supersede(key, event.attempt)
         if isinstance(event, DpShard) and event.dropped_reason is not None:
@@ -112,6 +129,14 @@ class Assembler:
         rollout.seen_at(place)
         self._resident_bytes += rollout.resident_bytes - before
         return decisions + self._hand_out(rollout)
+
+    def _superfluous(self, identity: RolloutId) -> Stale | Duplicate | None:
+        """Returns why no record of this attempt is needed; None if they are."""
+        finished, latest = self._finished.get(identity.key), self._latest.get(identity.key)
+        current = max((at for at in (finished, latest) if at is not None), default=identity.attempt)
+        if identity.attempt < current:
+            return Stale(identity, current)
+        return Duplicate(identity) if identity.attempt == finished else None
 
     def _make_room(self, needed: int, identity: RolloutId) -> list[Decision]:
         """Closes rollouts whose incomplete dump is durable, the oldest first, and `identity` itself last."""
@@ -133,23 +158,25 @@ class Assembler:
     def _store(
         self, rollout: OpenRollout, event: SamplePart | DpShard, place: Place, size: int, now: float
     ) -> list[Decision]:
+        late: list[Decision] = [Late(rollout.id)] if rollout.was_incomplete else []
         if isinstance(event, SamplePart):
-            return [] if rollout.add_part(event, place, size, now) else [Duplicate(rollout.id)]
+            return late if rollout.add_part(event, place, size, now) else [Duplicate(rollout.id)]
         try:
             if not rollout.add_event(event, place, size, now):
                 return [Duplicate(rollout.id)]
         except ConflictError as exc:
-            return [Conflict(rollout.id, str(exc))]
+            held = rollout.contradicted(exc.rank) if exc.rank is not None else None
+            return [Conflict(rollout.id, str(exc), held)]
         beyond = rollout.discard_beyond_events()
         if not beyond:
-            return []
+            return late
         parts, places = zip(*beyond, strict=True)
-        return [Discarded(rollout.id, parts, places, "the shard's closing event leaves no room for this slot")]
+        return [*late, Discarded(rollout.id, parts, places, "the shard's closing event leaves no room for this slot")]
 
     def _hand_out(self, rollout: OpenRollout) -> list[Decision]:
         if rollout.phase is Phase.COMPLETE_HANDED_OUT or not rollout.complete:
             return []
-        return [Complete(rollout.hand_out(Phase.COMPLETE_HANDED_OUT))]
+        return [Complete(rollout.hand_out(Phase.COMPLETE_HANDED_OUT, next(self._serials)))]
 
     def _supersede(self, key: RolloutKey, attempt: int) -> list[Decision]:
         latest = self._latest.get(key)
@@ -223,7 +250,7 @@ class Assembler:
             for rollout in self._open.values()
             if rollout.phase is Phase.COLLECTING and now - rollout.touched_at >= self._incomplete_after_s
         ]
-        return [Incomplete(rollout.hand_out(Phase.INCOMPLETE_HANDED_OUT)) for rollout in expired]
+        return [Incomplete(rollout.hand_out(Phase.INCOMPLETE_HANDED_OUT, next(self._serials))) for rollout in expired]
 
     def give_up_oldest(self) -> Incomplete | None:
         """Hands out the rollout that has waited longest for a new record, to make room; None if none is waiting."""
@@ -231,14 +258,32 @@ class Assembler:
         if not waiting:
             return None
         oldest = min(waiting, key=lambda rollout: rollout.touched_at)
-        return Incomplete(oldest.hand_out(Phase.INCOMPLETE_HANDED_OUT))
+        return Incomplete(oldest.hand_out(Phase.INCOMPLETE_HANDED_OUT, next(self._serials)))
+
+    def evict_oldest(self) -> Evicted | None:
+        """Closes the rollout with a durable incomplete dump that has waited longest; None if there is none."""
+        kept = [rollout for rollout in self._open.values() if rollout.phase is Phase.INCOMPLETE_DURABLE]
+        if not kept:
+            return None
+        oldest = min(kept, key=lambda rollout: rollout.touched_at).id
+        self._close(oldest)
+        return Evicted(oldest)
 
     def low_watermark(self, partition: int, next_offset: int) -> int:
         """Returns the offset below which nothing of the partition is needed; `next_offset` is the next one to read."""
         needed = (rollout.needed_from.get(partition, next_offset) for rollout in self._open.values())
         return min(needed, default=next_offset)
 
+    def unpin(self, partition: int) -> None:
+        """Notes that the partition's log was replaced: what is held of the old one cannot be read again."""
+        for rollout in self._open.values():
+            rollout.needed_from.pop(partition, None)
+
     def forget(self, partition: int) -> None:
         """Drops the open rollouts of a partition that another group member reads from now on."""
         for identity in [rollout.id for rollout in self._open.values() if partition in rollout.spans]:
             self._close(identity)
+
+
+def _identity(event: SamplePart | DpShard) -> RolloutId:
+    return RolloutId(event.run_id, event.attempt, event.rollout_id, event.stream)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from rollcast.consumer.rollout import Place, Rollout, RolloutId
-from rollcast.schemas import SamplePart
+from rollcast.schemas import DpShard, SamplePart
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,13 @@ class Incomplete:
 @dataclass(frozen=True, slots=True)
 class Duplicate:
     """The record repeats one that is held, or belongs to a rollout that is finished."""
+
+    rollout_id: RolloutId
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The record is news for a rollout that was handed out as incomplete; it is held."""
 
     rollout_id: RolloutId
 
@@ -61,10 +68,17 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A closing event contradicts another one; the first is kept, this record is not used."""
+    """A closing event contradicts another one; the first is kept, this record is not used.
+
+    Attributes:
+        rollout_id: their rollout.
+        problem: what differs.
+        held: the first one with the place of its record, when it is contradicted for the first time.
+    """
 
     rollout_id: RolloutId
     problem: str
+    held: tuple[DpShard, Place] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,4 +98,4 @@ class Discarded:
     problem: str
 
 
-Decision: TypeAlias = Complete | Duplicate | Stale | Superseded | Evicted | Dropped | Conflict | Discarded
+Decision: TypeAlias = Complete | Duplicate | Late | Stale | Superseded | Evicted | Dropped | Conflict | Discarded

@@ -3,13 +3,16 @@
 import hashlib
 import pickle
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rollcast.consumer.errors import DumpFileError
-from rollcast.consumer.store.manifest import Manifest
+from rollcast.consumer.store.manifest import Manifest, ManifestFile, manifest_path, parse_manifest
+from rollcast.consumer.store.reading import usable
+from rollcast.consumer.store.template import MANIFEST_SUFFIX
 
 _ZIP_MAGIC = b"PK\x03\x04"
 
@@ -19,6 +22,18 @@ def load_dump(path: Path) -> dict[str, Any]:
 
     Raises:
         DumpFileError: there is no readable dump.
+    """
+    payload = load_file(path)
+    if not _is_list_of_dicts(payload.get("samples")):
+        raise DumpFileError(f"{path} is a torch file, but no v2 dump: it has no list of samples")
+    return payload
+
+
+def load_file(path: Path) -> dict[str, Any]:
+    """Returns what a file of a dump holds, whatever its layout; tensors are mapped, and no code in it is run.
+
+    Raises:
+        DumpFileError: there is no readable file of a dump.
     """
     try:
         _check_container(path)
@@ -32,14 +47,40 @@ def load_dump(path: Path) -> dict[str, Any]:
         raise DumpFileError(f"{path} holds objects that a dump may not hold; it was not loaded") from exc
     except Exception as exc:
         raise DumpFileError(f"{path} is not a torch file, or a damaged one; it was not loaded") from exc
-    samples = payload.get("samples") if isinstance(payload, dict) else None
-    if not isinstance(samples, list) or not all(isinstance(sample, dict) for sample in samples):
+    if not isinstance(payload, dict):
         raise DumpFileError(f"{path} is a torch file, but no v2 dump: it has no list of samples")
-    dump: dict[str, Any] = payload
-    return dump
+    return payload
 
 
-def check_against(path: Path, manifest: Manifest) -> None:
+def count_samples(payload: Mapping[str, Any]) -> int | None:
+    """Returns how many samples a file of a dump holds; None if it is of no known layout."""
+    if _is_list_of_dicts(payload.get("samples")):
+        return len(payload["samples"])
+    data = payload.get("rollout_data")
+    lengths = data.get("response_lengths") if isinstance(data, dict) else None
+    return len(lengths) if isinstance(lengths, list) else None
+
+
+def _is_list_of_dicts(samples: object) -> bool:
+    return isinstance(samples, list) and all(isinstance(sample, dict) for sample in samples)
+
+
+def described_in(path: Path) -> tuple[Manifest, ManifestFile] | None:
+    """Returns the manifest that describes this file of a dump, and its line in it; None without one.
+
+    Raises:
+        DumpFileError: a manifest stands beside it, but cannot be understood.
+    """
+    own = parse_manifest(manifest_path(path))
+    others = path.parent.glob(f"*{MANIFEST_SUFFIX}") if own is None else ()
+    for manifest in (own, *map(usable, others)):
+        for file in manifest.files if manifest is not None else ():
+            if manifest is not None and file.name == path.name:
+                return manifest, file
+    return None
+
+
+def check_against(path: Path, file: ManifestFile) -> None:
     """Returns if the file is the one that its manifest describes, by size and SHA-256.
 
     Raises:
@@ -47,18 +88,18 @@ def check_against(path: Path, manifest: Manifest) -> None:
     """
     try:
         size = path.stat().st_size
-        if size != manifest.file_bytes:
+        if size != file.size:
             raise DumpFileError(
-                f"{path} does not match its manifest: it has {size} bytes, not {manifest.file_bytes}; "
+                f"{path} does not match its manifest: it has {size} bytes, not {file.size}; "
                 "it was changed or cut after it was written"
             )
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        with path.open("rb") as opened:
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
     except OSError as exc:
         raise DumpFileError(f"{path} cannot be read: {exc.strerror or exc}") from exc
-    if digest != manifest.sha256:
+    if digest != file.sha256:
         raise DumpFileError(
-            f"{path} does not match its manifest: its SHA-256 is {digest}, not {manifest.sha256}; "
+            f"{path} does not match its manifest: its SHA-256 is {digest}, not {file.sha256}; "
             "it was changed after it was written"
         )
 

@@ -54,12 +54,49 @@ class AssemblerFullError(ConsumerError):
         )
 
 
+class ScratchFullError(ConsumerError):
+    """There is no room for the tensors of a record; its offset is not committed.
+
+    Attributes:
+        needed_bytes: what they take.
+        used_bytes: size of the scratch files.
+        limit: the cap.
+    """
+
+    retriable: ClassVar[bool] = True
+
+    def __init__(self, needed_bytes: int, used_bytes: int, limit: int) -> None:
+        self.needed_bytes, self.used_bytes, self.limit = needed_bytes, used_bytes, limit
+        super().__init__(
+            f"{needed_bytes} bytes are needed where unfinished rollouts take {used_bytes} of "
+            f"max_scratch_bytes={limit}; raise it if the disk has room"
+        )
+
+
 class InvalidRecordError(ConsumerError):
     """A well-formed event that contradicts itself or what is known of its rollout."""
 
 
 class ConflictError(InvalidRecordError):
-    """A closing event that contradicts one that is held."""
+    """A closing event that contradicts one that is held.
+
+    Attributes:
+        rank: data-parallel rank whose closing event is contradicted, if it is one rank's alone.
+    """
+
+    def __init__(self, problem: str, rank: int | None = None) -> None:
+        self.rank = rank
+        super().__init__(problem)
+
+
+class LayoutError(ConsumerError):
+    """A rollout that the chosen layout cannot hold."""
+
+
+class QuotaError(ConsumerError, OSError):
+    """A dump does not fit into the quota; it can succeed later, as on a full disk."""
+
+    retriable: ClassVar[bool] = True
 
 
 class DumpFileError(ConsumerError):

@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.brief import brief
@@ -18,25 +20,38 @@ from rollcast.consumer.decisions import (
     Dropped,
     Duplicate,
     Evicted,
+    Late,
     Stale,
     Superseded,
 )
-from rollcast.consumer.errors import AssemblerFullError, ConsumeError, InvalidRecordError
+from rollcast.consumer.errors import AssemblerFullError, ConsumeError, InvalidRecordError, ScratchFullError
 from rollcast.consumer.outputs import Outputs, dead_letter
 from rollcast.consumer.retry import Retry, StoppingError
 from rollcast.consumer.rollout import Place, Rollout, RolloutKey
+from rollcast.consumer.scratch import Scratch, unplaced
 from rollcast.consumer.stats import Stats
 from rollcast.consumer.store import DumpStore, PublishedDump
 from rollcast.consumer.validity import check_event
 from rollcast.schemas import ContractError, DeadLetter, DpShard, Limits, SamplePart, decode, encode
 
 _REMEMBERED_ALARMS = 1024
+_CHUNK_BYTES = 4 * 1024 * 1024
+_ROOM_PAUSE_S = 0.5
+_LETTERS_AT_ONCE = 64
 
 _log = logging.getLogger("rollcast.consumer")
 
 
-class _Problem(str):
+@dataclass(frozen=True, slots=True)
+class _Problem:
     """Why a record is no usable event."""
+
+    kind: str
+    text: str
+    run_id: str = ""
+
+
+_Event: TypeAlias = SamplePart | DpShard | _Problem
 
 
 class Intake:
@@ -45,11 +60,12 @@ class Intake:
     Args:
         config: of the daemon.
         assembler: gets the events.
+        scratch: gets the tensors of parts that the assembler wants.
         store: is asked about rollouts that the assembler does not know.
         outputs: gets the dead letters.
-        retry: for both.
+        retry: for all of them.
         stats: are counted.
-        pool: decodes, off the event loop.
+        pool: one thread that decodes, off the event loop.
     """
 
     def __init__(
@@ -57,6 +73,7 @@ class Intake:
         config: ConsumeConfig,
         *,
         assembler: Assembler,
+        scratch: Scratch,
         store: DumpStore,
         outputs: Outputs,
         retry: Retry,
@@ -64,7 +81,7 @@ class Intake:
         pool: Executor,
     ) -> None:
         self._config = config
-        self._assembler, self._store, self._outputs = assembler, store, outputs
+        self._assembler, self._scratch, self._store, self._outputs = assembler, scratch, store, outputs
         self._retry, self._stats, self._pool = retry, stats, pool
         self._alarmed: set[tuple[str, int]] = set()
         self._room = asyncio.Event()
@@ -78,7 +95,7 @@ class Intake:
     ) -> None:
         """Hands out the rollouts that these records completed; returns when every unusable record is a dead letter.
 
-        Takes no more as soon as `still_ours` says that another group member has the partition now. Where memory is
+        Takes no more as soon as `still_ours` says that another group member has the partition now. Where room is
         short it waits for rollouts that are being published, and has unfinished ones published before their time.
 
         Raises:
@@ -86,31 +103,58 @@ class Intake:
             StoppingError: the daemon stops before that; the records must come again.
         """
         loop = asyncio.get_running_loop()
-        values = [record.value or b"" for record in records]
-        events = await loop.run_in_executor(self._pool, _decode_all, values, self._config.limits)
-        await self._recognise_published(events)
-        letters: list[DeadLetter] = []
-        for record, value, event in zip(records, values, events, strict=True):
+        for some in _chunks(records):
+            values = [record.value or b"" for record in some]
+            events = await loop.run_in_executor(self._pool, _decode_all, values, self._config.limits)
+            await self._recognise_published(events)
+            waiting = deque(zip(some, events, strict=True))
+            while waiting and still_ours():
+                placed = await self._placed([event for _, event in waiting])
+                if placed:
+                    taken = deque((waiting.popleft()[0], event) for event in placed)
+                    # What refers to tensors that the assembler has let go keeps their space taken.
+                    placed.clear()
+                    await self._take(partition, taken, still_ours, hand_out)
+                else:
+                    await self._make_scratch_room(hand_out)
             if not still_ours():
                 return
+
+    async def _take(
+        self,
+        partition: int,
+        taken: deque[tuple[Any, _Event]],
+        still_ours: Callable[[], bool],
+        hand_out: Callable[[Rollout], Awaitable[None]],
+    ) -> None:
+        letters: list[DeadLetter] = []
+        while taken:
+            record, event = taken.popleft()
+            if not still_ours():
+                return
+            value = record.value or b""
             self._stats.records += 1
             self._stats.record_bytes += len(value)
             place = Place(partition, record.offset)
             if isinstance(event, _Problem):
-                letters.append(self._letter(place, record.key, value, "decode", event))
+                letters.append(self._letter(place, record.key, value, event.kind, event.text, event.run_id))
                 continue
+            run_id = event.run_id
             try:
                 decisions = await self._add(event, place, len(value), still_ours, hand_out)
             except InvalidRecordError as exc:
-                letters.append(self._letter(place, record.key, value, "invalid", str(exc)))
+                letters.append(self._letter(place, record.key, value, "invalid", str(exc), run_id))
                 continue
             for decision in decisions:
                 if isinstance(decision, Complete):
                     await hand_out(decision.rollout)
                 elif isinstance(decision, Conflict):
-                    letters.append(self._letter(place, record.key, value, "conflict", decision.problem))
+                    letters.append(self._letter(place, record.key, value, "conflict", decision.problem, run_id))
+                    if decision.held is not None:
+                        await self.set_aside([decision.held], decision.problem, "conflict")
                 elif isinstance(decision, Discarded):
-                    letters += self.letters_of_parts(decision.parts, decision.places, decision.problem)
+                    parts = zip(decision.parts, decision.places, strict=True)
+                    await self.set_aside(parts, decision.problem)
                 else:
                     self._note(decision)
         await self.deliver(letters)
@@ -127,20 +171,51 @@ class Intake:
             try:
                 return self._assembler.add(event, place, size=size, now=asyncio.get_running_loop().time())
             except AssemblerFullError as exc:
-                self._room.clear()
-                if not self._assembler.awaits_finish:
-                    given_up = self._assembler.give_up_oldest()
-                    if given_up is None:
-                        raise
-                    self._stats.given_up += 1
-                    _log.warning(
-                        "%s is written as incomplete before its time, to make room: %s", given_up.rollout.id, exc
-                    )
-                    await hand_out(given_up.rollout)
-            await self._retry.wait_for(self._room)
-            if not self._room.is_set():
-                raise StoppingError("take records")
+                if not await self._wait_for_room(str(exc), hand_out):
+                    raise
         return []
+
+    async def _placed(self, events: Sequence[_Event]) -> list[_Event]:
+        """Returns the first events with the tensors of wanted parts in the scratch; none if there is no room now."""
+        loop = asyncio.get_running_loop()
+        wanted = [isinstance(event, SamplePart) and self._assembler.wants(event) for event in events]
+        place = partial(_place_all, self._scratch, list(zip(events, wanted, strict=True)))
+        return await self._retry.until_done("keep tensors", lambda: loop.run_in_executor(self._pool, place))
+
+    async def _make_scratch_room(self, hand_out: Callable[[Rollout], Awaitable[None]]) -> None:
+        if (evicted := self._assembler.evict_oldest()) is not None:
+            self._note(evicted)
+            return
+        problem = f"unfinished rollouts take all of max_scratch_bytes={self._config.max_scratch_bytes}"
+        if not await self._wait_for_room(problem, hand_out):
+            # Work of partitions that are another member's by now goes on for a while.
+            await self._retry.pause(_ROOM_PAUSE_S)
+            if self._retry.stopping:
+                raise StoppingError("take records")
+
+    async def _wait_for_room(self, problem: str, hand_out: Callable[[Rollout], Awaitable[None]]) -> bool:
+        """Returns when a rollout that was handed out is done with, having one handed out if need be; False if none can.
+
+        Raises:
+            StoppingError: the daemon stops.
+        """
+        self._room.clear()
+        if not self._assembler.awaits_finish:
+            given_up = self._assembler.give_up_oldest()
+            if given_up is None:
+                return False
+            self._stats.given_up += 1
+            _log.warning("%s is written as incomplete before its time, to make room: %s", given_up.rollout.id, problem)
+            await hand_out(given_up.rollout)
+            del given_up
+        await self._retry.wait_for(self._room)
+        if not self._room.is_set():
+            raise StoppingError("take records")
+        return True
+
+    def forget_places(self) -> None:
+        """Has nothing that comes from now on share a place with what came before."""
+        self._scratch.forget()
 
     def room_may_be_free(self) -> None:
         """Says that a rollout that was handed out is finished, or will not be."""
@@ -163,22 +238,31 @@ class Intake:
                 "the dead letter of %s[%d]@%d is lost: %s", letter.topic, letter.partition, letter.offset, brief(exc)
             )
 
-    def letters_of_parts(
-        self, parts: Sequence[SamplePart | DpShard], places: Sequence[Place], problem: str, kind: str = "content"
-    ) -> list[DeadLetter]:
-        """Returns the dead letters of records whose event turned out to be unusable."""
-        return [
-            self._letter(place, None, encode(part), kind, problem) for part, place in zip(parts, places, strict=True)
-        ]
+    async def set_aside(
+        self, events: Iterable[tuple[SamplePart | DpShard, Place]], problem: str, kind: str = "content"
+    ) -> None:
+        """Returns when records whose event turned out to be unusable are dead letters; values are encoded anew."""
+        loop = asyncio.get_running_loop()
+        letters: list[DeadLetter] = []
+        for event, place in events:
+            value = await loop.run_in_executor(self._pool, _encode, event)
+            letters.append(self._letter(place, None, value, kind, problem, event.run_id))
+            if len(letters) == _LETTERS_AT_ONCE:
+                await self.deliver(letters)
+                letters = []
+        await self.deliver(letters)
 
-    def _letter(self, place: Place, key: bytes | None, value: bytes, kind: str, problem: str) -> DeadLetter:
+    def _letter(
+        self, place: Place, key: bytes | None, value: bytes, kind: str, problem: str, run_id: str
+    ) -> DeadLetter:
         topic = self._config.topics.records
         self._stats.dead_letters[kind] += 1
+        self._stats.count(run_id, kind)
         _log.warning("%s[%d]@%d goes to dead letters: %s", topic, place.partition, place.offset, brief(problem))
         reason = f"{kind}: {problem}"
         return dead_letter(topic, place.partition, place.offset, key=key, value=value, reason=reason)
 
-    async def _recognise_published(self, events: Sequence[SamplePart | DpShard | _Problem]) -> None:
+    async def _recognise_published(self, events: Sequence[_Event]) -> None:
         """Asks the store about new rollouts, so that what was published before a restart is not assembled again."""
         unknown = {
             key: event.attempt
@@ -206,8 +290,12 @@ class Intake:
     def _note(self, decision: Decision) -> None:
         if isinstance(decision, Duplicate):
             self._stats.duplicates += 1
+            self._stats.count(decision.rollout_id.run_id, "duplicate")
+        elif isinstance(decision, Late):
+            self._stats.count(decision.rollout_id.run_id, "late")
         elif isinstance(decision, Stale):
             self._stats.stale += 1
+            self._stats.count(decision.rollout_id.run_id, "stale")
             alarm = (decision.rollout_id.run_id, decision.rollout_id.attempt)
             if alarm not in self._alarmed:
                 if len(self._alarmed) >= _REMEMBERED_ALARMS:
@@ -229,16 +317,50 @@ class Intake:
             _log.warning("%s was dropped by its producer: %s", decision.rollout_id, brief(decision.reason))
 
 
-def _decode_all(values: Sequence[bytes], limits: Limits) -> list[SamplePart | DpShard | _Problem]:
+def _chunks(records: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Yields the records in groups of bounded size, so that few bytes are held decoded and not yet placed."""
+    first = size = 0
+    for index, record in enumerate(records):
+        if size and size + len(record.value or b"") > _CHUNK_BYTES:
+            yield records[first:index]
+            first, size = index, 0
+        size += len(record.value or b"")
+    yield records[first:]
+
+
+def _decode_all(values: Sequence[bytes], limits: Limits) -> list[_Event]:
     return [_decode(value, limits) for value in values]
 
 
-def _decode(value: bytes, limits: Limits) -> SamplePart | DpShard | _Problem:
+def _decode(value: bytes, limits: Limits) -> _Event:
     try:
         event = decode(value, limits)
         if not isinstance(event, (SamplePart, DpShard)):
-            return _Problem(f"a {type(event).__name__} has no place on this topic")
+            return _Problem("decode", f"a {type(event).__name__} has no place on this topic")
         check_event(event, limits)
     except (ContractError, InvalidRecordError) as exc:
-        return _Problem(str(exc))
+        return _Problem("decode", str(exc))
     return event
+
+
+def _encode(event: SamplePart | DpShard) -> bytes:
+    return encode(unplaced(event) if isinstance(event, SamplePart) else event)
+
+
+def _place_all(scratch: Scratch, events: Sequence[tuple[_Event, bool]]) -> list[_Event]:
+    placed: list[_Event] = []
+    for event, wanted in events:
+        if not wanted or not isinstance(event, SamplePart):
+            placed.append(event)
+            continue
+        try:
+            placed.append(scratch.place(event))
+        except ContractError as exc:
+            placed.append(_Problem("content", str(exc), event.run_id))
+        except ScratchFullError:
+            break
+        except OSError:
+            if not placed:
+                raise
+            break
+    return placed

@@ -1,7 +1,8 @@
 """Metrics of one rollout, from the samples of its dump: float64, response tokens with mask 1, two denominators."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -47,13 +48,25 @@ class Metric:
         return {name: getattr(self, name) for name in type(self).__slots__ if name != "name"}
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """The values of one sample that has some, with their weights."""
+@dataclass(slots=True)
+class _Sums:
+    """What is summed over the values of one rollout; one sample at a time, so that no copy of all values is made."""
 
-    rollout: int
-    values: _Floats
-    weights: _Floats
+    value: float = 0.0
+    weight: float = 0.0
+    tokens: int = 0
+    lost: int = 0
+
+    def add(self, values: _Floats, weights: _Floats) -> None:
+        """Adds the values of one sample, with their weights."""
+        finite = np.isfinite(values)
+        used = finite & (weights > 0)
+        # A sum beyond the range of a double becomes infinite, and the mean None.
+        with np.errstate(over="ignore", invalid="ignore"):
+            self.value += float((values[used] * weights[used]).sum())
+            self.weight += float(weights[used].sum())
+        self.tokens += int(used.sum())
+        self.lost += int((~finite & (weights > 0)).sum())
 
 
 def compute_metrics(samples: Sequence[_Sample]) -> tuple[Metric, ...]:
@@ -90,46 +103,39 @@ def _rollouts(samples: Sequence[_Sample]) -> list[int]:
 def _per_token(
     name: str, samples: Sequence[_Sample], rollouts: Sequence[int], values_of: Callable[[_Sample], _Floats | None]
 ) -> Metric:
-    measured = []
+    sums: defaultdict[int, _Sums] = defaultdict(_Sums)
+    missing = 0
     for sample, rollout in zip(samples, rollouts, strict=True):
         values = values_of(sample)
         mask = _mask(sample, len(values)) if values is not None else None
-        if values is not None and mask is not None and len(mask) == len(values):
-            measured.append(_Measured(rollout, values, mask))
-    return _aggregate(name, measured, missing=len(samples) - len(measured))
+        if values is None or mask is None or len(mask) != len(values):
+            missing += 1
+        else:
+            sums[rollout].add(values, mask)
+    return _aggregate(name, sums.values(), missing)
 
 
 def _per_sample(name: str, samples: Sequence[_Sample], rollouts: Sequence[int], column: str) -> Metric:
-    measured = []
+    sums: defaultdict[int, _Sums] = defaultdict(_Sums)
+    missing = 0
     for sample, rollout in zip(samples, rollouts, strict=True):
         value = _scalar(sample.get(column))
-        if value is not None:
-            measured.append(_Measured(rollout, np.array([value]), np.ones(1)))
-    return _aggregate(name, measured, missing=len(samples) - len(measured))
+        if value is None:
+            missing += 1
+        else:
+            sums[rollout].add(np.array([value]), np.ones(1))
+    return _aggregate(name, sums.values(), missing)
 
 
-def _aggregate(name: str, measured: Sequence[_Measured], missing: int) -> Metric:
-    if not measured:
-        return _metric(name, None, None, 0, 0, 0, missing)
-    values = np.concatenate([sample.values for sample in measured])
-    weights = np.concatenate([sample.weights for sample in measured])
-    found, of_sample = np.unique([sample.rollout for sample in measured], return_inverse=True)
-    rollout = np.repeat(of_sample, [len(sample.values) for sample in measured])
-    finite = np.isfinite(values)
-    used = finite & (weights > 0)
-    lost = np.bincount(rollout[~finite & (weights > 0)], minlength=len(found))
-    token_count = int(used.sum())
+def _aggregate(name: str, rollouts: Collection[_Sums], missing: int) -> Metric:
+    token_count, lost = sum(sums.tokens for sums in rollouts), sum(sums.lost for sums in rollouts)
     if not token_count:
-        return _metric(name, None, None, 0, 0, int(lost.sum()), missing)
-    # A sum beyond the range of a double becomes infinite, and the mean None.
-    with np.errstate(over="ignore", invalid="ignore"):
-        sums = np.bincount(rollout[used], values[used] * weights[used], minlength=len(found))
-        weight_sums = np.bincount(rollout[used], weights[used], minlength=len(found))
-        # A rollout whose every token is masked counts as 0; one whose every value is non-finite does not count.
-        counted = (weight_sums > 0) | (lost == 0)
-        per_rollout = float(np.mean((sums / np.maximum(weight_sums, 1.0))[counted]))
-        per_token = float(sums.sum() / weight_sums.sum())
-    return _metric(name, per_rollout, per_token, int(counted.sum()), token_count, int(lost.sum()), missing)
+        return _metric(name, None, None, 0, 0, lost, missing)
+    # A rollout whose every token is masked counts as 0; one whose every value is non-finite does not count.
+    counted = [sums for sums in rollouts if sums.weight > 0 or not sums.lost]
+    per_rollout = sum(sums.value / max(sums.weight, 1.0) for sums in counted) / len(counted)
+    per_token = sum(sums.value for sums in rollouts) / sum(sums.weight for sums in rollouts)
+    return _metric(name, per_rollout, per_token, len(counted), token_count, lost, missing)
 
 
 def _metric(

@@ -7,9 +7,11 @@ from enum import Enum, auto
 from rollcast.consumer.errors import ConflictError, InvalidRecordError
 from rollcast.consumer.rollout import Missing, OffsetSpan, Place, Rollout, RolloutId, Shard, SlotCut, WholeSlot
 from rollcast.schemas import SHARD_SLOT, DpShard, SamplePart
+from rollcast.schemas.parts import PlacedSlice
 
 _PART_BYTES = 1024
-_COLUMN_BYTES = 400
+_COLUMN_BYTES = 600
+_VALUE_BYTES = 72
 _SLOT_BYTES = 100
 
 _Held = tuple[SamplePart, Place, int]
@@ -28,11 +30,21 @@ class Phase(Enum):
 def resident_size(event: SamplePart | DpShard, size: int) -> int:
     """Returns about how much memory an event takes whose record has this size.
 
-    Objects of small parts, columns and digests are far larger than their bytes on the wire.
+    Objects of small parts, columns, values and digests are far larger than their bytes on the wire; the bytes of placed
+    slices are not in memory.
     """
     if isinstance(event, SamplePart):
-        return size + _PART_BYTES + _COLUMN_BYTES * len(event.columns)
+        elsewhere = sum(column.value.encoded_bytes for column in event.columns if isinstance(column.value, PlacedSlice))
+        values = sum(_inner_values(column.value) for column in event.columns)
+        own = _PART_BYTES + _COLUMN_BYTES * len(event.columns) + _VALUE_BYTES * values
+        return max(0, size - elsewhere) + own
     return size + _PART_BYTES + _SLOT_BYTES * len(event.slot_digests)
+
+
+def _inner_values(value: object) -> int:
+    if isinstance(value, dict):
+        return 2 * len(value) + sum(map(_inner_values, value.values()))
+    return len(value) + sum(map(_inner_values, value)) if isinstance(value, (list, tuple)) else 0
 
 
 class OpenRollout:
@@ -43,23 +55,29 @@ class OpenRollout:
         spans: lowest and highest offset seen, by partition.
         needed_from: lowest offset, by partition, of a record that no durable dump has.
         resident_bytes: memory that the records held take, about.
+        opened_at: when the first record came.
         touched_at: when the last record that was not a repeat came.
         duplicates: repeats seen.
         phase: whether it was handed out.
+        was_incomplete: whether it was ever handed out as incomplete.
+        serial: of what was handed out last.
     """
 
     def __init__(self, rollout_id: RolloutId, now: float) -> None:
         self.id = rollout_id
         self.spans: dict[int, tuple[int, int]] = {}
         self.needed_from: dict[int, int] = {}
-        self.touched_at = now
+        self.opened_at = self.touched_at = now
         self.resident_bytes = self.duplicates = 0
         self.phase = Phase.COLLECTING
+        self.was_incomplete = False
+        self.serial = 0
         self._wire_bytes = 0
         self._news_since_snapshot = False
         self._events: dict[int, tuple[DpShard, Place]] = {}
         self._cuts: dict[tuple[int, int], dict[int, dict[int, _Held]]] = {}
         self._whole: dict[tuple[int, int], int] = {}
+        self._contradicted: set[int] = set()
         self._shard_count: int | None = None
         self._slots_expected = 0
 
@@ -67,6 +85,12 @@ class OpenRollout:
         """Notes the place of one of its records."""
         first, last = self.spans.get(place.partition, (place.offset, place.offset))
         self.spans[place.partition] = (min(first, place.offset), max(last, place.offset))
+
+    def lacks(self, part: SamplePart) -> bool:
+        """Returns whether the part would be new and has a place here."""
+        key = (part.data_parallel_rank, part.slot)
+        held = part.part in self._cuts.get(key, {}).get(part.part_count, {})
+        return key not in self._whole and not held and self._has_room_for(*key)
 
     def add_part(self, part: SamplePart, place: Place, size: int, now: float) -> bool:
         """Returns whether the part was new.
@@ -100,7 +124,8 @@ class OpenRollout:
         held = self._events.get(event.data_parallel_rank)
         if held is not None:
             if _content(held[0]) != _content(event):
-                raise ConflictError(f"a second closing event of shard {event.data_parallel_rank} has other content")
+                rank = event.data_parallel_rank
+                raise ConflictError(f"a second closing event of shard {rank} has other content", rank)
             self.duplicates += 1
             return False
         if self._shard_count not in (None, event.data_parallel_size):
@@ -113,6 +138,13 @@ class OpenRollout:
         self._events[event.data_parallel_rank] = (event, place)
         self._grew(event, place, size, now)
         return True
+
+    def contradicted(self, rank: int) -> tuple[DpShard, Place] | None:
+        """Returns the closing event of the rank, the first time that it is contradicted."""
+        if rank in self._contradicted:
+            return None
+        self._contradicted.add(rank)
+        return self._events[rank]
 
     def _grew(self, event: SamplePart | DpShard, place: Place, size: int, now: float) -> None:
         self._wire_bytes += size
@@ -164,9 +196,10 @@ class OpenRollout:
         """Whether every shard's closing event and every part of every slot is there."""
         return len(self._events) == self._shard_count and len(self._whole) == self._slots_expected
 
-    def hand_out(self, phase: Phase) -> Rollout:
+    def hand_out(self, phase: Phase, serial: int) -> Rollout:
         """Returns what is there, and what is missing; the rollout is in that phase from now on."""
-        self.phase = phase
+        self.phase, self.serial = phase, serial
+        self.was_incomplete |= phase is Phase.INCOMPLETE_HANDED_OUT
         self._news_since_snapshot = False
         slots: dict[int, list[WholeSlot]] = {}
         broken: dict[int, list[int]] = {}
@@ -188,6 +221,7 @@ class OpenRollout:
             missing=self._missing(broken),
             duplicates=self.duplicates,
             wire_bytes=self._wire_bytes,
+            serial=serial,
         )
 
     def _shard(self, rank: int, slots: list[WholeSlot]) -> Shard:

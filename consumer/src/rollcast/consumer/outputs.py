@@ -8,9 +8,12 @@ from typing import Any
 from aiokafka import AIOKafkaProducer
 
 from rollcast.consumer.config import ConsumeConfig
+from rollcast.consumer.kafka_client import client_options
 from rollcast.consumer.store import PublishedDump
 from rollcast.schemas import DeadLetter, DumpCompleted, Event, MetricPoint, encode, record_key
 
+# A connection that has gone silent is given up after that; what it had in flight is sent again.
+_REQUEST_TIMEOUT_MS = 10_000
 _MAX_KEY_BYTES = 1024
 _MAX_VALUE_BYTES = 64 * 1024
 _MAX_REASON_CHARS = 2_000
@@ -47,7 +50,7 @@ class Outputs:
     def __init__(self, config: ConsumeConfig) -> None:
         self._topics = config.topics
         self._producer: Any = AIOKafkaProducer(
-            bootstrap_servers=config.bootstrap_servers, client_id="rollcast-consume", acks="all", linger_ms=5
+            **client_options(config), acks="all", linger_ms=5, request_timeout_ms=_REQUEST_TIMEOUT_MS
         )
 
     async def start(self) -> None:
@@ -66,7 +69,9 @@ class Outputs:
         )
 
     async def announce(self, published: PublishedDump) -> None:
-        """Sends the metrics of a complete dump, then the announcement that the dump is there."""
+        """Sends the metrics of a complete dump, then the announcement that it is there; nothing of a removed one."""
+        if published.removed:
+            return
         manifest = published.manifest
         run_id, attempt, rollout_id = manifest.id.run_id, manifest.id.attempt, manifest.id.rollout_id
         key = record_key(run_id, rollout_id, manifest.id.stream)

@@ -8,6 +8,7 @@ from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import NotCoordinatorForGroupError
 
 from rollcast.consumer.config import ConsumeConfig
+from rollcast.consumer.kafka_client import client_options
 
 _NOTHING_COMMITTED = -1
 
@@ -22,7 +23,7 @@ class Positions:
 
     def __init__(self, config: ConsumeConfig) -> None:
         self._group_id = config.group_id
-        self._admin: Any = AIOKafkaAdminClient(bootstrap_servers=config.bootstrap_servers, client_id="rollcast-consume")
+        self._admin: Any = AIOKafkaAdminClient(**client_options(config))
 
     async def start(self) -> None:
         """Connects."""

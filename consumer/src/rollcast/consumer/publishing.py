@@ -2,21 +2,23 @@
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 
 from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.brief import brief
 from rollcast.consumer.config import ConsumeConfig
 from rollcast.consumer.decisions import Complete
+from rollcast.consumer.errors import LayoutError
+from rollcast.consumer.gaps import Gaps
 from rollcast.consumer.intake import Intake
-from rollcast.consumer.metrics import compute_metrics
 from rollcast.consumer.outputs import Outputs
 from rollcast.consumer.restore import Restored, restore
 from rollcast.consumer.retry import Retry
-from rollcast.consumer.rollout import Rollout
+from rollcast.consumer.rollout import Rollout, SlotCut
 from rollcast.consumer.stats import Stats
-from rollcast.consumer.store import Dump, DumpStore, Manifest, PublishedDump
-from rollcast.schemas import TRAIN_STREAM, Limits
+from rollcast.consumer.store import Dump, DumpStore, Manifest, PublishedDump, dump_of
 
 _log = logging.getLogger("rollcast.consumer")
 
@@ -30,6 +32,7 @@ class Publishing:
         intake: sends the dead letters.
         store: keeps the dumps.
         outputs: announces them.
+        gaps: what may be why something is missing.
         retry: for both.
         stats: are counted.
         pool: does the work, off the event loop.
@@ -43,13 +46,14 @@ class Publishing:
         intake: Intake,
         store: DumpStore,
         outputs: Outputs,
+        gaps: Gaps,
         retry: Retry,
         stats: Stats,
         pool: Executor,
     ) -> None:
         self._config = config
         self._assembler, self._intake, self._store, self._outputs = assembler, intake, store, outputs
-        self._retry, self._stats, self._pool = retry, stats, pool
+        self._gaps, self._retry, self._stats, self._pool = gaps, retry, stats, pool
 
     async def publish(self, rollout: Rollout) -> None:
         """Returns when the rollout is durable and announced, or can never be.
@@ -62,34 +66,41 @@ class Publishing:
             while pending:
                 rollout = pending.pop()
                 # The partition may have been given to another member, which then does all of this.
-                if self._assembler.holds(rollout.id):
+                if self._assembler.awaits(rollout):
                     pending += await self._publish(rollout)
         finally:
             self._intake.room_may_be_free()
 
     async def _publish(self, rollout: Rollout) -> list[Rollout]:
         loop = asyncio.get_running_loop()
-        restored, dump = await loop.run_in_executor(self._pool, _prepare, rollout, self._config.limits)
-        letters = [
-            letter
-            for bad in restored.bad_slots
-            for letter in self._intake.letters_of_parts(bad.slot.parts, bad.slot.places, bad.problem)
-        ]
-        await self._intake.deliver(letters)
+        started_at = loop.time()
+        restored, dump = await loop.run_in_executor(self._pool, _prepare, rollout, self._config)
+        for bad in restored.bad_slots:
+            await self._intake.set_aside(zip(bad.slot.parts, bad.slot.places, strict=True), bad.problem)
         if restored.problem is not None:
             await self._give_up(rollout, restored.problem)
             return []
         refused = [bad.slot.cut for bad in restored.bad_slots]
         if dump is None:
+            if not self._assembler.awaits(rollout):
+                return []
             decisions = self._assembler.reject(rollout.id, refused)
             return [decision.rollout for decision in decisions if isinstance(decision, Complete)]
+        if dump.missing:
+            dump = replace(dump, gaps=self._gaps.beside(rollout.spans))
         published = await self._retry.until_done(
             f"write the dump of {rollout.id}", lambda: loop.run_in_executor(self._pool, self._store.publish, dump)
         )
+        self._stats.dump_seconds += loop.time() - started_at
         await self._retry.until_done(f"announce {rollout.id}", lambda: self._outputs.announce(published))
-        self._assembler.finish(rollout.id, complete=not dump.missing, refused=refused)
+        self._finish(rollout, complete=not dump.missing, refused=refused)
         self._report(rollout, dump, published)
         return []
+
+    def _finish(self, rollout: Rollout, *, complete: bool, refused: Sequence[SlotCut] = ()) -> None:
+        # An incomplete dump says nothing of the records of an open rollout that was begun anew meanwhile.
+        if complete or self._assembler.awaits(rollout):
+            self._assembler.finish(rollout.id, complete=complete, refused=refused)
 
     async def _give_up(self, rollout: Rollout, problem: str) -> None:
         _log.error("%s cannot become a dump: %s", rollout.id, brief(problem))
@@ -98,15 +109,15 @@ class Publishing:
             for shard in rollout.shards
             if shard.event is not None and shard.event_place is not None
         ]
-        events, places = [event for event, _ in closing], [place for _, place in closing]
-        await self._intake.deliver(self._intake.letters_of_parts(events, places, problem, kind="unusable"))
-        self._assembler.finish(rollout.id, complete=not rollout.missing)
+        await self._intake.set_aside(closing, problem, kind="unusable")
+        self._finish(rollout, complete=not rollout.missing)
 
     def _report(self, rollout: Rollout, dump: Dump, published: PublishedDump) -> None:
         for metric in dump.metrics:
             if metric.failure is not None:
                 self._stats.failed_metrics[metric.name] += 1
                 _log.warning("%s: metric %s cannot be computed: %s", rollout.id, metric.name, metric.failure)
+        self._stats.note_progress()
         if dump.missing:
             self._stats.incomplete_dumps += 1
             _log.warning("%s is incomplete (%s) -> %s", rollout.id, dump.missing, published.path)
@@ -115,14 +126,14 @@ class Publishing:
         _log.info("%s: %s -> %s", rollout.id, _summary(published.manifest), published.path)
 
 
-def _prepare(rollout: Rollout, limits: Limits) -> tuple[Restored, Dump | None]:
-    restored = restore(rollout, limits)
+def _prepare(rollout: Rollout, config: ConsumeConfig) -> tuple[Restored, Dump | None]:
+    restored = restore(rollout, config.limits)
     if restored.payload is None:
         return restored, None
-    trained = rollout.id.stream == TRAIN_STREAM
-    metrics = compute_metrics(restored.payload["samples"]) if trained else ()
-    dump = Dump(rollout=rollout, payload=restored.payload, missing=restored.missing, metrics=metrics)
-    return restored, dump
+    try:
+        return restored, dump_of(rollout, restored.payload, restored.missing, config.layout)
+    except LayoutError as exc:
+        return replace(restored, payload=None, problem=str(exc)), None
 
 
 def _summary(manifest: Manifest) -> str:

@@ -70,7 +70,7 @@ def _slot_values(shard: Shard, slot: WholeSlot, limits: Limits) -> dict[str, Any
     # Slot -1 has the last digest, which is also what the index -1 means.
     if shard.event is not None and content_digest(columns) != shard.event.slot_digests[slot.cut.slot]:
         raise ShardContentError(slot.cut.slot, "its content does not have the announced digest")
-    return unflatten(unpack_large_values(columns, limits))
+    return unflatten(unpack_large_values(columns, limits), copy=False)
 
 
 def _with_bad_slots(missing: Missing, bad: Sequence[BadSlot]) -> Missing:
@@ -114,7 +114,8 @@ def _train_payload(rollout: Rollout, values: Mapping[SlotCut, dict[str, Any]], m
             }
         )
     writer_rank = min((shard["rank"] for shard in shards if shard["rank"] != UNKNOWN_RANK), default=UNKNOWN_RANK)
-    return build_dump_payload(shards, rollout_id=rollout.id.rollout_id, writer_rank=writer_rank)
+    # The values are nobody else's, and no tensor stands in them twice.
+    return build_dump_payload(shards, rollout_id=rollout.id.rollout_id, writer_rank=writer_rank, copy=False)
 
 
 def _rollout_data(whole: Sequence[WholeSlot], values: Mapping[SlotCut, dict[str, Any]]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """What the assembler hands out: a rollout with its shards, slots and parts, and what it lacks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollcast.consumer.brief import brief, first_few
 from rollcast.schemas import TRAIN_STREAM, DpShard, SamplePart
@@ -127,6 +127,7 @@ class Rollout:
         missing: empty when every count is met; digests are not checked yet.
         duplicates: records that repeated an identity already held.
         wire_bytes: size of the records held.
+        serial: tells what was handed out of one rollout at different times.
     """
 
     id: RolloutId
@@ -135,6 +136,7 @@ class Rollout:
     missing: Missing
     duplicates: int
     wire_bytes: int
+    serial: int = field(default=0, compare=False)
 
     @property
     def part_count(self) -> int:

@@ -1,12 +1,23 @@
 """Counters of a running daemon."""
 
+import time
 from collections import Counter
 from dataclasses import dataclass, field
+
+DEAD_LETTER_KINDS = ("decode", "invalid", "conflict", "content", "unusable")
+
+MAX_RUNS = 100
+"""Runs that are told apart in counters."""
+
+OTHER_RUNS = "(other runs)"
+"""Stands for the runs beyond them."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Stats:
     """What the daemon has done since it started.
+
+    Reasons are duplicate, late (for a rollout that was written as incomplete), stale, and those of dead letters.
 
     Attributes:
         records: records read.
@@ -20,10 +31,17 @@ class Stats:
         dropped: rollouts that the producer gave up.
         evicted: rollouts with an incomplete dump whose records had to make room.
         given_up: rollouts written as incomplete before their time, to make room.
-        dead_letters: records that could not be used, by reason: decode, invalid, conflict, content, unusable.
+        dead_letters: records that could not be used, by reason, one of `DEAD_LETTER_KINDS`.
         lost_dead_letters: those of them that Kafka refused for good.
         failed_metrics: metrics that could not be computed from what a rollout holds, by name.
-        retries: failed tries of writing a dump or sending a result.
+        by_run: records that were not simply used, by run and reason. The run is empty for what cannot be decoded,
+            and `OTHER_RUNS` for the runs that are too many.
+        retries: failed tries of writing a dump, sending a result or reaching Kafka.
+        gaps: ranges of offsets that were gone before they were read.
+        gap_offsets: offsets in those ranges.
+        client_rebuilds: Kafka clients replaced because they brought nothing.
+        dump_seconds: time from a rollout that was handed out to its durable dump, summed.
+        progressed_at: `time.monotonic()` when records were last taken or a dump written.
     """
 
     records: int = 0
@@ -40,4 +58,22 @@ class Stats:
     dead_letters: Counter[str] = field(default_factory=Counter)
     lost_dead_letters: int = 0
     failed_metrics: Counter[str] = field(default_factory=Counter)
+    by_run: Counter[tuple[str, str]] = field(default_factory=Counter)
     retries: int = 0
+    gaps: int = 0
+    gap_offsets: int = 0
+    client_rebuilds: int = 0
+    dump_seconds: float = 0.0
+    progressed_at: float = field(default_factory=time.monotonic)
+    _runs: set[str] = field(default_factory=set)
+
+    def note_progress(self) -> None:
+        """Notes that records were taken or a dump written just now."""
+        self.progressed_at = time.monotonic()
+
+    def count(self, run_id: str, reason: str) -> None:
+        """Counts a record of that run."""
+        if run_id not in self._runs and len(self._runs) >= MAX_RUNS:
+            run_id = OTHER_RUNS
+        self._runs.add(run_id)
+        self.by_run[run_id, reason] += 1

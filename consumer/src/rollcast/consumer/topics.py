@@ -8,6 +8,7 @@ from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
 
 from rollcast.consumer.config import ConsumeConfig
 from rollcast.consumer.errors import BrokerUnreachableError, ConsumeConfigError, TopicsError
+from rollcast.consumer.kafka_client import client_options
 
 _RETRY_AFTER_S = 0.5
 
@@ -39,11 +40,7 @@ async def prepare_topics(config: ConsumeConfig) -> None:
 
 
 async def _connect(config: ConsumeConfig) -> Any:
-    admin = AIOKafkaAdminClient(
-        bootstrap_servers=config.bootstrap_servers,
-        client_id="rollcast-consume",
-        request_timeout_ms=int(config.connect_timeout_s * 1000),
-    )
+    admin = AIOKafkaAdminClient(**client_options(config), request_timeout_ms=int(config.connect_timeout_s * 1000))
     try:
         await admin.start()
     except ValueError as exc:
@@ -58,7 +55,7 @@ async def _connect(config: ConsumeConfig) -> Any:
 
 async def _ensure_topics(admin: Any, config: ConsumeConfig) -> None:
     topics = config.topics
-    settings = topics.settings()
+    settings = topics.settings(config.replication_factor)
     existing = set(await admin.list_topics())
     missing = [name for name in settings if name not in existing]
     if not missing:

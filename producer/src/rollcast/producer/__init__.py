@@ -19,13 +19,14 @@ if TYPE_CHECKING:
         maybe_capture_log_probs,
     )
     from rollcast.producer.policy_loss import publish_policy_loss_call
-    from rollcast.producer.publisher import Publisher, PublishResult, PublishStatus
+    from rollcast.producer.publisher import Publisher
     from rollcast.producer.reports import (
         gather_and_reduce_log_dict,
         get_sum_of_sample_mean,
         reduce_train_step_metrics,
         rollout_log_metric_contribution,
     )
+    from rollcast.producer.result import PublishResult, PublishStatus
     from rollcast.producer.schedule import (
         ScheduleError,
         build_dp_schedule,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         first_fit_pack,
         pack_step_into_mbs,
     )
+    from rollcast.producer.stats import PublisherStats
 
 __all__ = [
     "ProducerError",
@@ -40,6 +42,7 @@ __all__ = [
     "PublishStatus",
     "Publisher",
     "PublisherConfig",
+    "PublisherStats",
     "ScheduleError",
     "all_gather_with_cp",
     "build_dp_schedule",
@@ -62,10 +65,11 @@ __all__ = [
 
 _HOMES = {
     "ProducerError": "errors",
-    "PublishResult": "publisher",
-    "PublishStatus": "publisher",
+    "PublishResult": "result",
+    "PublishStatus": "result",
     "Publisher": "publisher",
     "PublisherConfig": "config",
+    "PublisherStats": "stats",
     "ScheduleError": "schedule",
     "all_gather_with_cp": "context_parallel",
     "build_dp_schedule": "schedule",

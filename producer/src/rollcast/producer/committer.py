@@ -8,16 +8,20 @@ import shutil
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rollcast.producer.errors import SpoolError
+from rollcast.producer.errors import BundleExistsError, SpoolError
 from rollcast.producer.plan import ShardRecords
+from rollcast.producer.result import DropReason
 from rollcast.producer.session import Session
 from rollcast.producer.shipper.launch import ShipperLauncher
 from rollcast.producer.spool.folder import BundleName
+from rollcast.producer.spool.read import TENSORS_NAME
 from rollcast.producer.spool.write import commit_bundle, is_filled
-from rollcast.schemas.events import DpShard
+from rollcast.producer.stats import Counters, StatsFile
+from rollcast.schemas.events import TRAIN_STREAM, DpShard
 
 _LOOK_EVERY_S = 0.005
 _TEND_EVERY_S = 1.0
@@ -47,30 +51,27 @@ class CommitJob:
 class Committer:
     """Commits in the background; its thread starts with the first rollout, so nothing runs before a fork."""
 
-    def __init__(self, session: Session, launcher: ShipperLauncher | None) -> None:
-        self._spool, self._run_id = session.spool, session.config.run_id
-        self._fill_timeout_s = session.config.commit_timeout_s
+    def __init__(self, session: Session, counters: Counters, launcher: ShipperLauncher | None) -> None:
+        config, layout = session.config, session.layout
+        self._spool, self._run_id = session.spool, config.run_id
+        self._fill_timeout_s, self._fsync = config.commit_timeout_s, config.fsync == "background"
         self._files = session.files
-        self._launcher = launcher
+        self._quota, self._counters, self._launcher = session.quota, counters, launcher
+        self._stats = StatsFile(session.spool.path, config.run_id, layout.rank, counters)
+        self._shards_here, self._spare_bytes = session.shards_here, 0
         self._jobs: queue.SimpleQueue[CommitJob | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._open_jobs = 0
         self._has_committed = False
-        self._trouble = ""
+        self._troubles: dict[str, str] = {}
         # Small, and few: marks that a full disk has not taken. A rollout without one would look lost, not dropped.
         self._unmarked: deque[CommitJob] = deque(maxlen=_KEPT_MARKS)
-        self._submitted_bytes = 0
-        self._measured_bytes = self._spool.used_bytes()
         self._lock = threading.Lock()
 
     @property
     def busy(self) -> bool:
         """Tells whether a job is waiting or being worked on."""
         return self._open_jobs > 0
-
-    def spool_bytes(self) -> int:
-        """Returns about how much the spool holds; measured in the background, for walking it takes a while."""
-        return self._measured_bytes + self._submitted_bytes
 
     def start(self) -> None:
         """Starts the thread, unless it runs: also a peer that commits nothing has mappings to prepare."""
@@ -83,7 +84,6 @@ class Committer:
         self.start()
         with self._lock:
             self._open_jobs += 1
-            self._submitted_bytes += job.shard.raw_bytes
         self._jobs.put(job)
 
     def close(self, timeout_s: float) -> bool:
@@ -103,8 +103,11 @@ class Committer:
                 job = self._jobs.get(timeout=_TEND_EVERY_S)
             except queue.Empty:
                 self._tend()
+                # Not right after a commit: the shipper may be quick to give a file back.
+                self._try("keep a spare file", self._keep_spares)
                 continue
             if job is None:
+                self._record()
                 return
             try:
                 self._commit_or_drop(job)
@@ -118,39 +121,69 @@ class Committer:
             self._tend()
 
     def _tend(self) -> None:
-        try:
-            self._measure()
-            while self._unmarked:
-                self._commit_or_drop(self._unmarked[0])
-                self._unmarked.popleft()
-            # A rank that commits nothing leaves the shipper to those that do.
-            if self._launcher is not None and self._has_committed:
-                self._launcher.tend()
-            self._files.prefault()
-        except OSError as exc:
-            if str(exc) != self._trouble:
-                self._trouble = str(exc)
-                _log.error("the spool %s cannot be tended now: %s", self._spool.path, exc)
+        if not self._spool.is_intact():
+            # Whatever is made there now would be a second spool, with a second shipper.
+            self._complain("be found", "the folder was removed or replaced")
+            return
+        self._try("be measured", self._quota.measure)
+        self._record()
+        # A rank that commits nothing leaves the shipper to those that do.
+        if self._launcher is not None and self._has_committed:
+            self._try("be given a shipper", self._launcher.tend)
+        self._try("have its pool prepared", self._files.prefault)
 
-    def _measure(self) -> None:
-        with self._lock:
-            self._submitted_bytes = 0
-        self._measured_bytes = self._spool.used_bytes()
+    def _record(self) -> None:
+        self._try("take the marks of dropped rollouts", self._mark_dropped)
+        self._try("take this rank's counters", self._stats.write)
+
+    def _try(self, what: str, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except Exception as exc:  # noqa: BLE001  # the thread must live on, and do the other things
+            self._complain(what, str(exc) or repr(exc))
+
+    def _complain(self, what: str, why: str) -> None:
+        if self._troubles.get(what) != why:
+            self._troubles[what] = why
+            _log.error("the spool %s cannot %s now: %s", self._spool.path, what, why)
+
+    def _mark_dropped(self) -> None:
+        while self._unmarked:
+            self._commit(self._unmarked[0])
+            self._unmarked.popleft()
+
+    def _keep_spares(self) -> None:
+        if self._spare_bytes:
+            self._spool.pool.keep_spares(self._shards_here, self._spare_bytes)
 
     def _commit_or_drop(self, job: CommitJob) -> None:
-        committed = self._spool.committed(self._run_id, job.name)
         if job.content is not None:
-            filling = self._spool.filling(self._run_id, job.name)
             try:
-                self._wait_filled(filling, job.peers)
-                commit_bundle(filling, committed, job.content, job.shard)
+                self._commit(job)
             except Exception as exc:  # noqa: BLE001  # whatever it is, the rollout becomes a dropped one
-                shutil.rmtree(filling, ignore_errors=True)
+                shutil.rmtree(self._spool.filling(self._run_id, job.name), ignore_errors=True)
                 _log.error("rollout %d is dropped: %s", job.name.rollout_id, exc)
+                self._counters.dropped(DropReason.NOT_COMMITTED)
                 job = _dropped(job, f"its bundle could not be committed: {exc}")
             else:
+                self._counters.published(job.shard.raw_bytes)
                 return
-        commit_bundle(self._spool.marking(self._run_id, job.name), committed, None, job.shard)
+        self._commit(job)
+
+    def _commit(self, job: CommitJob) -> None:
+        if not self._spool.is_intact():
+            raise SpoolError(f"the spool {self._spool.path} was removed or replaced")
+        committed = self._spool.committed(self._run_id, job.name)
+        if job.content is None:
+            # What has the name already is whole and will be shipped; a mark would contradict it.
+            with contextlib.suppress(BundleExistsError):
+                commit_bundle(self._spool.marking(self._run_id, job.name), committed, None, job.shard)
+            return
+        filling = self._spool.filling(self._run_id, job.name)
+        self._wait_filled(filling, job.peers)
+        if job.shard.stream == TRAIN_STREAM:
+            self._spare_bytes = (filling / TENSORS_NAME).stat().st_size
+        commit_bundle(filling, committed, job.content, job.shard, fsync=self._fsync)
 
     def _wait_filled(self, filling: Path, peers: int) -> None:
         # Looking, not waiting on a primitive: the peers are other processes, and only the file system is shared.

@@ -10,6 +10,8 @@ from rollcast.schemas.limits import DEFAULT_MAX_PART_BYTES
 from rollcast.schemas.parts import MIN_PART_BYTES
 from rollcast.schemas.topics import Topics, check_run_id
 
+_POSITIVE = ("max_spool_bytes", "max_spool_bundles", "gather_bucket_bytes", "control_timeout_s", "commit_timeout_s")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublisherConfig:
@@ -22,7 +24,10 @@ class PublisherConfig:
         topic_prefix: first part of the topic names.
         attempt: the scheduler's restart count; default: milliseconds at start, above any attempt in the spool.
         max_part_bytes: largest Kafka record; the broker's `max.message.bytes` must be a little larger.
-        max_spool_bytes: bundles beyond this size in the spool are dropped whole.
+        max_spool_bytes: bytes of bundles that the spool may hold, all runs together; keep it below the disk's size.
+        max_spool_bundles: number of bundles that it may hold.
+        block_up_to_s: longest that `publish` waits for room in a full spool, before it drops the rollout whole.
+        fsync: `none`, or `background`: committed bundles survive a power cut; of no use on tmpfs.
         context_parallel_layout: how sequences are cut, one of `ContextLayout`.
         context_parallel_restore: `auto`, or force `in_place` or `gather`.
         gather_bucket_bytes: size of one message where peers cannot share the spool.
@@ -39,6 +44,9 @@ class PublisherConfig:
     attempt: int | None = None
     max_part_bytes: int = DEFAULT_MAX_PART_BYTES
     max_spool_bytes: int = 64 * 1024**3
+    max_spool_bundles: int = 10_000
+    block_up_to_s: float = 0.0
+    fsync: str = "none"
     context_parallel_layout: str = ContextLayout.ZIGZAG_THD
     context_parallel_restore: str = "auto"
     gather_bucket_bytes: int = 64 * 1024**2
@@ -68,9 +76,17 @@ class PublisherConfig:
             )
         if self.attempt is not None and not 0 <= self.attempt < 2**63:
             raise ProducerError(f"PublisherConfig.attempt is {self.attempt}; it must not be negative")
-        for name in ("max_spool_bytes", "gather_bucket_bytes", "control_timeout_s", "commit_timeout_s"):
+        if self.fsync not in {"none", "background"}:
+            raise ProducerError(f"PublisherConfig.fsync is {self.fsync!r}; use none or background")
+        for name in _POSITIVE:
             if getattr(self, name) <= 0:
                 raise ProducerError(f"PublisherConfig.{name} is {getattr(self, name)}; it must be positive")
+        # The others wait in the collective meanwhile.
+        if not 0 <= self.block_up_to_s <= self.control_timeout_s / 2:
+            raise ProducerError(
+                f"PublisherConfig.block_up_to_s is {self.block_up_to_s:g}; it must be from 0 to half of "
+                f"control_timeout_s, which is {self.control_timeout_s:g}"
+            )
 
     @property
     def destination(self) -> str:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from rollcast.producer.errors import ControlError
 from rollcast.producer.parallel import ParallelLayout
+from rollcast.producer.result import DropReason
 
 
 class Vote(IntEnum):
@@ -25,11 +26,11 @@ class Vote(IntEnum):
 
 
 _REASONS = {
-    Vote.BAD_DATA: "rollout_data cannot be published",
-    Vote.SPOOL_FULL: "spool full",
-    Vote.FAILED: "the bundle could not be created",
-    Vote.REPEATED: "this rollout was published before in this attempt",
-    Vote.OFF: "publishing is switched off there",
+    Vote.BAD_DATA: (DropReason.BAD_DATA, "rollout_data cannot be published"),
+    Vote.SPOOL_FULL: (DropReason.SPOOL_FULL, "spool full"),
+    Vote.FAILED: (DropReason.NOT_CREATED, "the bundle could not be created"),
+    Vote.REPEATED: (DropReason.REPEATED, "this rollout was published before in this attempt"),
+    Vote.OFF: (DropReason.OFF, "publishing is switched off there"),
 }
 
 
@@ -125,11 +126,13 @@ class Refusal:
     """Why no rank publishes the rollout.
 
     Attributes:
+        kind: the reason in one word.
         reason: one sentence, the same on every rank.
         announced: consumers are told that the rollout was dropped; not where its id is taken by a good one.
         final: no rank publishes anything from now on.
     """
 
+    kind: DropReason
     reason: str
     announced: bool
     final: bool = False
@@ -143,13 +146,14 @@ def decide(members: Sequence[Member], messages: Sequence[Sequence[int]]) -> Refu
     anybody_off = any(vote == Vote.OFF for vote, _, _ in messages)
     if not anybody_off and len({rollout_id for _, _, rollout_id in messages if rollout_id >= 0}) > 1:
         ranks = ", ".join(f"rank {m.rank}: {message[2]}" for m, message in zip(members, messages, strict=True))
-        return Refusal(f"the ranks publish different rollouts ({ranks})", announced=False)
+        return Refusal(DropReason.MISMATCH, f"the ranks publish different rollouts ({ranks})", announced=False)
     # Off before anything else: all ranks must come to know it in the same exchange.
     votes = sorted(zip(members, messages, strict=True), key=lambda pair: pair[1][0] != Vote.OFF)
     for member, (vote, _, _) in votes:
         if vote != Vote.READY:
-            reason = f"rank {member.rank} (shard {member.data_parallel_rank}): {_REASONS[Vote(vote)]}"
-            return Refusal(reason, announced=vote not in (Vote.REPEATED, Vote.OFF), final=vote == Vote.OFF)
+            kind, words = _REASONS[Vote(vote)]
+            reason = f"rank {member.rank} (shard {member.data_parallel_rank}): {words}"
+            return Refusal(kind, reason, announced=vote not in (Vote.REPEATED, Vote.OFF), final=vote == Vote.OFF)
     digests: dict[int, int] = {}
     for member, (_, digest, _) in zip(members, messages, strict=True):
         if digests.setdefault(member.data_parallel_rank, digest) != digest:
@@ -157,5 +161,5 @@ def decide(members: Sequence[Member], messages: Sequence[Sequence[int]]) -> Refu
                 f"the context-parallel peers of shard {member.data_parallel_rank} hold different fields, "
                 "dtypes, lengths or sample counts"
             )
-            return Refusal(reason, announced=True)
+            return Refusal(DropReason.MISMATCH, reason, announced=True)
     return None

@@ -5,9 +5,12 @@ from itertools import islice
 
 import torch
 
-from rollcast.producer.mover import Mover
-from rollcast.producer.plan import Segment, ShardPlan
+from rollcast.producer.mover import move
+from rollcast.producer.plan import ShardPlan
 from rollcast.schemas.tensors import tensor_bytes
+
+_Sent = tuple[int, int, int]
+"""Offset in the file's data, offset in the stream of a peer's own bytes, size."""
 
 
 def copy_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> int:
@@ -18,12 +21,9 @@ def copy_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> int:
         rank: this rank's place among the context-parallel peers.
         data: the bytes of the tensor file, uint8.
     """
-    copied = 0
-    with Mover(data) as mover:
-        for source, (offset, segments) in zip(plan.sources, plan.records.segments(rank), strict=True):
-            if segments:
-                copied += mover.move(source, offset, segments)
-    return copied
+    segments = plan.records.segments(rank)
+    move(plan.sources, segments, data)
+    return int(segments.sizes.sum())
 
 
 def send_own(plan: ShardPlan, rank: int, send: Callable[[torch.Tensor], None], bucket_bytes: int) -> int:
@@ -34,8 +34,8 @@ def send_own(plan: ShardPlan, rank: int, send: Callable[[torch.Tensor], None], b
     Raises:
         Exception: whatever the tensors provoked, after everything was sent.
     """
-    pairs = zip(plan.sources, plan.records.segments(rank), strict=True)
-    pieces = ((source, start, size) for source, (_, segments) in pairs for _, start, size in segments)
+    segments = plan.records.segments(rank).as_tuples()
+    pieces = ((plan.sources[tensor], start, size) for tensor, _, start, size in segments)
     error: Exception | None = None
     sent = 0
     for bucket in _buckets(_stream_of(plan, rank), bucket_bytes):
@@ -74,19 +74,17 @@ def receive_from(
     return bool(good)
 
 
-def _stream_of(plan: ShardPlan, rank: int) -> list[Segment]:
-    """Returns what a peer sends: offset in the file's data, offset in the stream of its bytes, size."""
+def _stream_of(plan: ShardPlan, rank: int) -> list[_Sent]:
     stream, position = [], 0
-    for offset, segments in plan.records.segments(rank):
-        for target, _, size in segments:
-            stream.append((offset + target, position, size))
-            position += size
+    for _, target, _, size in plan.records.segments(rank).as_tuples():
+        stream.append((target, position, size))
+        position += size
     return stream
 
 
-def _buckets(segments: Sequence[Segment], bucket_bytes: int) -> Iterator[list[Segment]]:
+def _buckets(segments: Sequence[_Sent], bucket_bytes: int) -> Iterator[list[_Sent]]:
     """Yields runs of whole segments of at most `bucket_bytes`, a larger segment alone; alike on both sides."""
-    bucket: list[Segment] = []
+    bucket: list[_Sent] = []
     used = 0
     for segment in segments:
         if bucket and used + segment[2] > bucket_bytes:

@@ -4,7 +4,15 @@ from typing import ClassVar
 
 from rollcast.schemas.errors import RolloutDataError
 
-__all__ = ["ControlError", "ProducerError", "RolloutDataError", "ShipperError", "SpoolError", "SpoolFullError"]
+__all__ = [
+    "BundleExistsError",
+    "ControlError",
+    "ProducerError",
+    "RolloutDataError",
+    "ShipperError",
+    "SpoolError",
+    "SpoolFullError",
+]
 
 
 class ProducerError(Exception):
@@ -25,6 +33,10 @@ class SpoolFullError(SpoolError):
     """The spool has no room for a bundle."""
 
     retriable: ClassVar[bool] = True
+
+
+class BundleExistsError(SpoolError):
+    """The spool has a bundle of this name already."""
 
 
 class ShipperError(ProducerError):

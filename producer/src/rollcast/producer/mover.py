@@ -1,79 +1,70 @@
 """Moves bytes from wherever the trainer's tensors are to the mapped tensor file."""
 
 import ctypes
+from collections import deque
 from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cache
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+import numpy as np
 import torch
 
-from rollcast.producer.plan import Segment
+from rollcast.producer.plan import Segments
 from rollcast.schemas.tensors import tensor_bytes
 
-# Of torch, a view of the target, one of the source and the copy cost several times as much as the bytes they move.
-_memmove = ctypes.memmove
 # Its functions carry no types.
 _cuda: Any = torch.cuda
 
 
-class Mover:
-    """Copies pieces of tensors; as a context manager, it ends when all bytes are there.
+def move(sources: Sequence[torch.Tensor], segments: Segments, data: torch.Tensor) -> None:
+    """Copies segments of the sources to their places; returns when all bytes are there.
 
     From a CUDA device the copies go through a stream of their own, after what the device's current stream has to do,
     and are waited for once, at the end; into pinned memory (`pin`) the device writes by itself.
 
     Args:
+        sources: anywhere.
+        segments: of them.
         data: the target, uint8, on the CPU.
+
+    Raises:
+        ValueError: a segment is not within source and target.
     """
+    held = np.array([source.nbytes for source in sources], np.int64)[segments.tensors]
+    if (segments.starts + segments.sizes > held).any() or (segments.targets + segments.sizes > data.nbytes).any():
+        raise ValueError(f"a tensor does not hold what was planned, or its place is beyond {data.nbytes} bytes")
+    # Not with torch, whose two views and one copy for each segment take several times as long as the bytes.
+    addresses = np.array(
+        [source.data_ptr() if source.is_cpu and source.is_contiguous() else 0 for source in sources], np.int64
+    )[segments.tensors]
+    plain = addresses != 0
+    targets, starts, sizes = data.data_ptr() + segments.targets, addresses + segments.starts, segments.sizes
+    lists = (array[plain].tolist() for array in (targets, starts, sizes))
+    deque(map(ctypes.memmove, *lists), maxlen=0)
+    if not plain.all():
+        _copy_others(sources, segments, plain, data)
 
-    def __init__(self, data: torch.Tensor) -> None:
-        self._data, self._address = data, data.data_ptr()
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
-    def __enter__(self) -> Self:
-        """Begins."""
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Waits for the devices, also after an error: the memory on both sides is about to be used again."""
-        for stream in self._streams.values():
+def _copy_others(
+    sources: Sequence[torch.Tensor], segments: Segments, done: "np.ndarray[Any, Any]", data: torch.Tensor
+) -> None:
+    streams: dict[torch.device, torch.cuda.Stream] = {}
+    try:
+        with ExitStack() as current:
+            for is_done, (tensor, target, start, size) in zip(done.tolist(), segments.as_tuples(), strict=True):
+                if is_done:
+                    continue
+                source = sources[tensor]
+                if source.is_cuda and source.device not in streams:
+                    stream = streams[source.device] = _side_stream(source.device)
+                    stream.wait_stream(torch.cuda.current_stream(source.device))
+                    current.enter_context(torch.cuda.stream(stream))
+                data[target : target + size].copy_(tensor_bytes(source)[start : start + size], non_blocking=True)
+    finally:
+        # Also after an error: the memory on both sides is about to be used again.
+        for stream in streams.values():
             stream.record_event().synchronize()
-
-    def move(self, source: torch.Tensor, offset: int, segments: Sequence[Segment]) -> int:
-        """Copies what a rank holds of a tensor that begins at `offset` of the target; returns how many bytes that is.
-
-        Raises:
-            ValueError: a segment is not within source and target.
-        """
-        target, start, size = segments[-1]
-        held = start + size
-        if held > source.nbytes or offset + target + size > self._data.nbytes:
-            raise ValueError(f"{held} of {source.nbytes} bytes do not fit at {offset} of {self._data.nbytes}")
-        if source.is_cpu and source.is_contiguous():
-            to, from_ = self._address + offset, source.data_ptr()
-            for target, start, size in segments:
-                _memmove(to + target, from_ + start, size)
-        elif source.is_cuda:
-            with torch.cuda.stream(self._stream_of(source.device)):
-                self._copy(source, offset, segments)
-        else:
-            self._copy(source, offset, segments)
-        return held
-
-    def _copy(self, source: torch.Tensor, offset: int, segments: Sequence[Segment]) -> None:
-        own, whole = tensor_bytes(source), self._data[offset:]
-        for target, start, size in segments:
-            whole[target : target + size].copy_(own[start : start + size], non_blocking=True)
-
-    def _stream_of(self, device: torch.device) -> torch.cuda.Stream:
-        stream = self._streams.get(device)
-        if stream is None:
-            stream = self._streams[device] = _side_stream(device)
-            stream.wait_stream(torch.cuda.current_stream(device))
-        return stream
 
 
 def pin(data: torch.Tensor) -> bool:

@@ -10,6 +10,8 @@ from itertools import accumulate, chain
 from math import prod
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import xxhash
 
@@ -28,8 +30,29 @@ _ONE_PER_SAMPLE = ("tokens", "total_lengths", "loss_masks")
 # Readers refuse a larger value; map entries count twice there, as key and value.
 _MAX_ITEMS = DEFAULT_LIMITS.max_items // 2
 
-Segment: TypeAlias = tuple[int, int, int]
-"""Offset in the whole tensor, offset in what a rank holds of it, size; in bytes."""
+IntArray: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segments:
+    """Runs of bytes to copy, none empty. Arrays: as objects they would cost as much time as the bytes.
+
+    Attributes:
+        tensors: index of the tensor, in file order.
+        targets: offset in the data of the tensor file.
+        starts: offset in what the rank holds of the tensor.
+        sizes: in bytes.
+    """
+
+    tensors: IntArray
+    targets: IntArray
+    starts: IntArray
+    sizes: IntArray
+
+    def as_tuples(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yields `(tensor, target, start, size)`."""
+        arrays = (self.tensors, self.targets, self.starts, self.sizes)
+        return zip(*(array.tolist() for array in arrays), strict=True)
 
 
 class PlannedTensor(NamedTuple):
@@ -105,38 +128,43 @@ class ShardRecords:
     sample_indices: tuple[int | None, ...]
     replaced_values: int
 
-    def segments(self, rank: int | None) -> Iterator[tuple[int, list[Segment]]]:
-        """Yields where each tensor begins in the file's data, and what `rank` copies of it; in file order.
+    def segments(self, rank: int | None) -> Segments:
+        """Returns what a rank copies, in file order.
 
         Args:
             rank: context-parallel rank; None for what no rank holds, which must read as zero.
         """
-        # By slot and bytes of a row: the fields of a slot are split alike.
-        split: dict[tuple[int, int], list[Segment]] = {}
+        slot, low, held, rows = _rows_of(rank, self.pieces)
+        found = [np.empty((4, 0), np.int64)]
+        first = 0
         for column in self.columns:
+            offsets, sizes = np.array(column.offsets, np.int64), np.array(column.sizes, np.int64)
             if column.owners is None:
-                for slot, shape, size, offset in zip(
-                    column.slots, column.shapes, column.sizes, column.offsets, strict=True
-                ):
-                    row_bytes = size // shape[0] if size else 0
-                    segments = split.get((slot, row_bytes))
-                    if segments is None:
-                        segments = split[slot, row_bytes] = _segments(rank, self.pieces[slot], row_bytes)
-                    yield offset, segments
+                whole_rows = np.array([shape[0] for shape in column.shapes], np.int64)
+                row_bytes = (sizes // np.maximum(whole_rows, 1))[slot]
+                found.append(
+                    np.stack([first + slot, offsets[slot] + low * row_bytes, held * row_bytes, rows * row_bytes])
+                )
             else:
-                for owner, size, offset in zip(column.owners, column.sizes, column.offsets, strict=True):
-                    yield offset, [(0, 0, size)] if owner == rank and size else []
+                own = np.flatnonzero(np.array(column.owners) == (-1 if rank is None else rank))
+                found.append(np.stack([first + own, offsets[own], np.zeros_like(own), sizes[own]]))
+            first += len(sizes)
+        together = np.concatenate(found, axis=1)
+        tensors, targets, starts, sizes = together[:, together[3] > 0]
+        return Segments(tensors=tensors, targets=targets, starts=starts, sizes=sizes)
 
 
-def _segments(rank: int | None, pieces: tuple[Piece, ...], row_bytes: int) -> list[Segment]:
-    segments, reached, held = [], 0, 0
-    for rows, holder in pieces:
-        size = rows * row_bytes
-        if holder == rank and size:
-            segments.append((reached, held, size))
-            held += size
-        reached += size
-    return segments
+def _rows_of(rank: int | None, pieces: tuple[tuple[Piece, ...], ...]) -> IntArray:
+    """Returns slot, first row in the whole, first row in what the rank holds, and number of rows."""
+    found = []
+    for slot, slot_pieces in enumerate(pieces):
+        reached = held = 0
+        for rows, holder in slot_pieces:
+            if holder == rank:
+                found.append((slot, reached, held, rows))
+                held += rows
+            reached += rows
+    return np.array(found, np.int64).reshape(-1, 4).T
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

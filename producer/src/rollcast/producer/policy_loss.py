@@ -5,7 +5,8 @@ from typing import Any
 
 import torch
 
-from rollcast.producer.publisher import Publisher, PublishResult
+from rollcast.producer.publisher import Publisher
+from rollcast.producer.result import PublishResult
 
 POLICY_LOSS = "policy-loss"
 """Kind of the streams of policy-loss calls."""

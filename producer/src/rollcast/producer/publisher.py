@@ -1,16 +1,15 @@
 """The publisher: what a trainer calls after each rollout."""
 
-import atexit
 import logging
 import operator
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any
 
-from rollcast.producer.committer import CommitJob, Committer
+from rollcast.producer.alone import AlonePublisher
+from rollcast.producer.background import Background
+from rollcast.producer.committer import CommitJob
 from rollcast.producer.config import PublisherConfig
 from rollcast.producer.context_parallel import ContextLayout
 from rollcast.producer.control import Control, Refusal, Vote, decide
@@ -18,46 +17,18 @@ from rollcast.producer.copy import copy_own, receive_from, send_own
 from rollcast.producer.errors import ControlError, ProducerError, RolloutDataError, SpoolFullError
 from rollcast.producer.parallel import current_layout
 from rollcast.producer.plan import ShardPlan, make_plan
-from rollcast.producer.session import Session, alone, open_session
-from rollcast.producer.shipper.launch import LOG_NAME, ShipperLauncher
+from rollcast.producer.result import DropReason, PublishResult, PublishStatus, Stopwatch
+from rollcast.producer.session import Session, open_session
 from rollcast.producer.spool.folder import BundleName
+from rollcast.producer.spool.usage import SpoolUsage
 from rollcast.producer.spool.write import BundleWriter
+from rollcast.producer.stats import Counters, PublisherStats
 from rollcast.schemas.errors import ContractError
 
-_EXIT_FLUSH_S = 5.0
 # Digest and part count of a slot, and some room for the rest of the event.
 _CLOSING_BYTES_A_SLOT = 20
-_DRAIN_LOOK_EVERY_S = 0.05
 
 _log = logging.getLogger("rollcast.producer")
-
-
-class PublishStatus(StrEnum):
-    """What became of a rollout on this rank."""
-
-    PUBLISHED = "published"
-    DROPPED = "dropped"
-    NOT_INVOLVED = "not involved"
-    DISABLED = "disabled"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PublishResult:
-    """What one `publish` did on this rank.
-
-    Attributes:
-        status: what became of the rollout.
-        stall_s: seconds that the training thread spent.
-        copied_bytes: bytes that this rank copied.
-        raw_bytes: tensor bytes of the whole shard.
-        reason: why it was not published.
-    """
-
-    status: PublishStatus
-    stall_s: float = 0.0
-    copied_bytes: int = 0
-    raw_bytes: int = 0
-    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +56,8 @@ class Publisher:
         self._control = Control(self._layout, config.control_timeout_s)
         self._seen: set[int] = set()
         self._process = os.getpid()
-        self._published_alone = 0
+        self._counters = Counters()
+        self._held: Callable[[], SpoolUsage] = SpoolUsage
         self._disabled: str | None = None
         # Once it is true, no rank enters the control collective any more.
         self._everybody_off = False
@@ -118,7 +90,7 @@ class Publisher:
         Raises:
             ProducerError: only with `strict`.
         """
-        return self._guarded(lambda: self._publish(rollout_id, rollout_data), f"rollout {rollout_id}")
+        return self._guarded(lambda watch: self._publish(watch, rollout_id, rollout_data), f"rollout {rollout_id}")
 
     def publish_alone(self, stream_kind: str, make_data: Callable[[], Mapping[str, Any]]) -> PublishResult:
         """Hands over records of this rank alone, as the next of its own stream, without asking its peers.
@@ -130,76 +102,67 @@ class Publisher:
         Raises:
             ProducerError: only with `strict`.
         """
-        return self._guarded(lambda: self._publish_alone(stream_kind, make_data), f"a {stream_kind} record")
+        return self._guarded(lambda _: self._publish_alone(stream_kind, make_data), f"a {stream_kind} record")
+
+    @property
+    def stats(self) -> PublisherStats:
+        """What this rank has published, dropped and waited so far, and what the spool holds."""
+        return self._counters.snapshot(self._held())
 
     def close(self, timeout_s: float) -> bool:
         """Commits what is filled and waits for Kafka to have it; tells whether all of this rank was delivered.
 
-        What is not delivered within the bound stays in the spool, and the shipper goes on with it. Nothing can be
-        published afterwards.
+        It takes some seconds longer where what is filled could not be committed within the bound. What is not
+        delivered by then stays in the spool, and the shipper goes on with it. Nothing can be published afterwards.
         """
         if not self._layout.takes_part or self._disabled is not None:
             return self._disabled is None
-        deadline = time.monotonic() + timeout_s
-        while (drained := not (self._committer.busy or self._session.waiting())) is False:
-            if time.monotonic() > deadline:
-                break
-            time.sleep(_DRAIN_LOOK_EVERY_S)
-        # What is filled is not given up for a short bound.
-        finished = self._committer.close(max(_EXIT_FLUSH_S, deadline - time.monotonic()))
-        atexit.unregister(self._flush_at_exit)
-        self._trainer_lock.close()
+        delivered = self._background.close(timeout_s)
         self._disabled, self._everybody_off = "the publisher is closed", True
-        delivered = finished and drained and not self._session.set_aside()
-        if not delivered:
-            self._tell_what_waits(timeout_s)
         return delivered
 
-    def _tell_what_waits(self, timeout_s: float) -> None:
-        spool = self._session.spool
-        said = f"; its log {spool.path / LOG_NAME} ends with: {self._launcher.last_words()}" if self._launcher else ""
-        _log.warning(
-            "after %g s, %d bundles of run %r wait in %s for Kafka at %s; rollcast-ship goes on%s",
-            timeout_s,
-            len(spool.bundles_of(self._config.run_id)),
-            self._config.run_id,
-            spool.path,
-            self._config.bootstrap_servers,
-            said,
-        )
-
     def _start(self, session: Session) -> None:
-        config = self._config
-        session.spool.sweep_unfinished(config.run_id, session.attempt)
-        self._trainer_lock = session.spool.register_trainer()
-        session.spool.set_destination(config.run_id, config.destination)
-        self._launcher = ShipperLauncher(session.spool, config) if config.start_shipper else None
-        self._committer = Committer(session, self._launcher)
-        atexit.register(self._flush_at_exit)
+        self._background = Background(session, self._counters)
+        self._held = session.quota.held
+        self._committer = self._background.committer
+        self._alone = AlonePublisher(session, self._committer, self._counters)
 
-    def _guarded(self, work: Callable[[], PublishResult], what: str) -> PublishResult:
-        started = time.perf_counter()
+    def _guarded(self, work: Callable[[Stopwatch], PublishResult], what: str) -> PublishResult:
+        watch = Stopwatch()
         if not self._layout.takes_part:
             return PublishResult(status=PublishStatus.NOT_INVOLVED)
         if os.getpid() != self._process:
             # The commit thread and the collective belong to the process that made this object.
             return PublishResult(status=PublishStatus.DISABLED, reason="the publisher was made before a fork")
         if self._everybody_off:
+            self._count_drop(DropReason.OFF)
             return PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
         try:
-            result = work()
+            result = work(watch)
         except Exception as exc:  # the boundary to the training step: nothing may pass it
             self._everybody_off = self._everybody_off or isinstance(exc, ControlError)
             if self._config.strict:
                 raise
             self._disable(f"publishing {what} failed: {exc!r}")
             result = PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
-        return replace(result, stall_s=time.perf_counter() - started)
+        stall_s = watch.total_s
+        self._counters.stalled(stall_s)
+        laps = watch.laps
+        return replace(
+            result,
+            stall_s=stall_s,
+            prepare_s=laps["prepare"],
+            room_s=laps["room"],
+            agree_s=laps["agree"],
+            copy_s=laps["copy"],
+        )
 
-    def _publish(self, rollout_id: int, rollout_data: Mapping[str, Any]) -> PublishResult:
+    def _publish(self, watch: Stopwatch, rollout_id: int, rollout_data: Mapping[str, Any]) -> PublishResult:
         number = _number(rollout_id)
         name = BundleName(number, self._session.attempt, self._session.shard_source)
-        prepared = self._prepare(name, rollout_data)
+        self._check_spool()
+        prepared = self._prepare(watch, name, rollout_data)
+        watch.lap("prepare")
         if self._disabled is not None:
             # The others are about to wait for this rank's vote.
             message = [Vote.OFF, 0, number]
@@ -207,7 +170,12 @@ class Publisher:
             message = [self._vote_for(prepared, number), 0, number]
         else:
             message = [Vote.READY, prepared.plan.digest, number]
-        refusal = decide(self._control.members, self._control.exchange(message))
+        try:
+            refusal = decide(self._control.members, self._control.exchange(message))
+        except ControlError:
+            _discard(prepared)
+            raise
+        watch.lap("agree")
         if refusal is not None:
             return self._refuse(name, refusal, prepared)
         assert not isinstance(prepared, Exception)  # noqa: S101  # its vote would have been the refusal
@@ -218,9 +186,12 @@ class Publisher:
                 self._copy_in_place(plan, bundle) if self._session.in_place else self._send_and_receive(plan, bundle)
             )
         except ControlError:
+            _discard(prepared)
             raise
         except Exception as exc:  # noqa: BLE001  # whatever it is, this rollout alone is lost
             return self._give_up(name, exc)
+        watch.lap("copy")
+        self._session.quota.add(plan.data_bytes, self._session.shards_here)
         self._committer.start()
         if self._layout.is_writer:
             fillers = self._layout.context_parallel_size if self._session.in_place else 1
@@ -229,27 +200,13 @@ class Publisher:
         return PublishResult(status=PublishStatus.PUBLISHED, copied_bytes=copied, raw_bytes=plan.data_bytes)
 
     def _publish_alone(self, stream_kind: str, make_data: Callable[[], Mapping[str, Any]]) -> PublishResult:
+        self._check_spool()
         if self._disabled is not None:
+            self._counters.dropped(DropReason.OFF)
             return PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
-        number = self._published_alone
-        self._published_alone += 1
-        name = BundleName(number, self._session.attempt, f"loss{self._layout.rank}")
-        try:
-            plan = make_plan(make_data(), alone(self._layout))
-            self._check_quota(plan)
-            bundle = self._session.start_bundle(name, plan)
-            copied = copy_own(plan, 0, bundle.file.data)
-            bundle.mark_filled(0)
-        except Exception as exc:  # whatever it is, this record alone is lost
-            if self._config.strict:
-                raise
-            _log.error("%s record %d of rank %d is dropped: %s", stream_kind, number, self._layout.rank, exc)
-            return PublishResult(status=PublishStatus.DROPPED, reason=str(exc))
-        shard = self._session.closing_event(number, plan, stream=f"{stream_kind}/{self._layout.rank}")
-        self._committer.submit(CommitJob(name=name, content=plan.records, shard=shard, peers=1))
-        return PublishResult(status=PublishStatus.PUBLISHED, copied_bytes=copied, raw_bytes=plan.data_bytes)
+        return self._alone.publish(stream_kind, make_data)
 
-    def _prepare(self, name: BundleName, rollout_data: Mapping[str, Any]) -> _Prepared | Exception:
+    def _prepare(self, watch: Stopwatch, name: BundleName, rollout_data: Mapping[str, Any]) -> _Prepared | Exception:
         """Does everything that can fail before the ranks agree; a failure becomes this rank's vote."""
         in_place = self._session.in_place
         try:
@@ -270,8 +227,11 @@ class Publisher:
                 )
             if not self._layout.is_writer and not in_place:
                 return _Prepared(plan, None)
-            if self._layout.is_writer:
-                self._check_quota(plan)
+            watch.lap("prepare")
+            try:
+                self._await_room(name, plan)
+            finally:
+                watch.lap("room")
             return _Prepared(plan, self._session.start_bundle(name, plan))
         except Exception as exc:  # noqa: BLE001  # whatever it is, the peers are waiting for this rank's vote
             return exc
@@ -283,13 +243,21 @@ class Publisher:
             return Vote.SPOOL_FULL
         return Vote.BAD_DATA if isinstance(error, (ContractError, TypeError, ValueError)) else Vote.FAILED
 
-    def _check_quota(self, plan: ShardPlan) -> None:
-        used = self._committer.spool_bytes()
-        if used + plan.data_bytes > self._config.max_spool_bytes:
-            raise SpoolFullError(
-                f"the spool {self._session.spool.path} holds {used} bytes and the shard has {plan.data_bytes}, above "
-                f"max_spool_bytes {self._config.max_spool_bytes}; is Kafka reachable?"
-            )
+    def _await_room(self, name: BundleName, plan: ShardPlan) -> None:
+        unfinished = self._session.spool.unfinished(self._config.run_id, name)
+        self._session.quota.await_room(
+            plan.data_bytes, self._session.shards_here, unfinished, self._config.block_up_to_s
+        )
+
+    def _check_spool(self) -> None:
+        spool = self._session.spool
+        if self._disabled is None and not spool.is_intact():
+            self._disable(f"the spool {spool.path} was removed or replaced while the trainer runs; start it again")
+
+    def _count_drop(self, kind: DropReason) -> None:
+        # A shard has several ranks, and is counted once.
+        if self._layout.is_writer:
+            self._counters.dropped(kind)
 
     def _copy_in_place(self, plan: ShardPlan, bundle: BundleWriter | None) -> int:
         assert bundle is not None  # noqa: S101  # every peer made one
@@ -317,44 +285,46 @@ class Publisher:
 
     def _refuse(self, name: BundleName, refusal: Refusal, prepared: _Prepared | Exception) -> PublishResult:
         error = prepared if isinstance(prepared, Exception) else None
-        if not isinstance(prepared, Exception) and prepared.bundle is not None:
-            prepared.bundle.discard()
+        _discard(prepared)
         reason = f"{refusal.reason}: {error}" if error else refusal.reason
         if refusal.final:
             self._everybody_off = True
             self._disable(self._disabled or refusal.reason)
+            self._count_drop(refusal.kind)
             return PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
         if refusal.announced:
             self._seen.add(name.rollout_id)
             self._announce_drop(name, refusal.reason)
-        return self._dropped(name, reason, error)
+        return self._dropped(name, refusal.kind, reason, error)
 
     def _give_up(self, name: BundleName, error: Exception) -> PublishResult:
         """Drops an agreed rollout that this rank could not copy: without its mark the bundle is never committed."""
         reason = f"rank {self._layout.rank} could not copy its records: {error!r}"
         self._announce_drop(name, reason)
-        return self._dropped(name, reason, error)
+        return self._dropped(name, DropReason.NOT_COPIED, reason, error)
 
     def _announce_drop(self, name: BundleName, reason: str) -> None:
         if self._layout.is_writer and name.rollout_id >= 0:
             shard = self._session.closing_event(name.rollout_id, None, dropped_reason=reason)
             self._committer.submit(CommitJob(name=name, content=None, shard=shard, peers=0))
 
-    def _dropped(self, name: BundleName, reason: str, error: Exception | None) -> PublishResult:
+    def _dropped(self, name: BundleName, kind: DropReason, reason: str, error: Exception | None) -> PublishResult:
+        self._count_drop(kind)
         _log.error("rollout %d is dropped: %s", name.rollout_id, reason)
         if self._config.strict:
             raise RolloutDataError(f"rollout {name.rollout_id} is dropped: {reason}") from error
         return PublishResult(status=PublishStatus.DROPPED, reason=reason)
-
-    def _flush_at_exit(self) -> None:
-        if os.getpid() == self._process:
-            self._committer.close(_EXIT_FLUSH_S)
 
     def _disable(self, reason: str) -> None:
         if self._disabled is not None:
             return
         self._disabled = reason
         _log.error("publishing is switched off on rank %d, training goes on: %s", self._layout.rank, reason)
+
+
+def _discard(prepared: _Prepared | Exception) -> None:
+    if not isinstance(prepared, Exception) and prepared.bundle is not None:
+        prepared.bundle.discard()
 
 
 def _number(rollout_id: object) -> int:

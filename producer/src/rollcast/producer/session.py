@@ -1,5 +1,6 @@
 """What the ranks find out together at start, and what follows from it for every bundle."""
 
+import logging
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,12 +12,16 @@ from rollcast.producer.control import Control
 from rollcast.producer.errors import ProducerError
 from rollcast.producer.parallel import ParallelLayout
 from rollcast.producer.plan import ShardPlan
+from rollcast.producer.quota import Quota
 from rollcast.producer.spool.folder import BundleName, SpoolFolder
 from rollcast.producer.spool.tensor_file import TensorFiles
+from rollcast.producer.spool.trainers import living_trainers
 from rollcast.producer.spool.write import BundleWriter
 from rollcast.schemas.events import TRAIN_STREAM, DpShard
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+_log = logging.getLogger("rollcast.producer")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,6 +35,8 @@ class Session:
         attempt: number of this start, agreed by all ranks.
         files: opens the tensor files of this process.
         in_place: the context-parallel peers map one file; otherwise they send their pieces to the writer.
+        shards_here: number of shards that are written to this spool.
+        quota: of the spool.
     """
 
     config: PublisherConfig
@@ -38,6 +45,8 @@ class Session:
     attempt: int
     files: TensorFiles
     in_place: bool
+    shards_here: int
+    quota: Quota
 
     @property
     def shard_source(self) -> str:
@@ -116,13 +125,11 @@ def open_session(config: PublisherConfig, layout: ParallelLayout, control: Contr
     answers = control.exchange(message)
     for member, answer in zip(control.members, answers, strict=True):
         if not answer[0]:
-            raise ProducerError(problem or f"rank {member.rank} has no usable spool")
+            raise ProducerError(problem or f"rank {member.rank} cannot use its spool; its log says why")
     assert spool is not None  # noqa: S101  # its failure would have been this rank's answer
-    places = [
-        answer[2:]
-        for member, answer in zip(control.members, answers, strict=True)
-        if member.data_parallel_rank == layout.data_parallel_rank
-    ]
+    placed = [(member, answer[2:]) for member, answer in zip(control.members, answers, strict=True)]
+    places = [place for member, place in placed if member.data_parallel_rank == layout.data_parallel_rank]
+    here = [member for member, place in placed if place == message[2:] and member.context_parallel_rank == 0]
     return Session(
         config=config,
         layout=layout,
@@ -130,6 +137,8 @@ def open_session(config: PublisherConfig, layout: ParallelLayout, control: Contr
         attempt=max(answer[1] for answer in answers),
         files=TensorFiles(spool.pool),
         in_place=_in_place(config, places),
+        shards_here=len(here),
+        quota=Quota(spool.path, config),
     )
 
 
@@ -138,11 +147,33 @@ def _introduction(config: PublisherConfig, spool: SpoolFolder) -> list[int]:
     token = spool.token.stat()
     # Mappings of a network file system are not coherent between hosts, so the inode alone does not do.
     host = int(xxhash.xxh3_64_intdigest(_BOOT_ID.read_bytes())) >> 1
-    attempt = config.attempt
-    if attempt is None:
-        earlier = [name.attempt for name, _ in spool.bundles_of(config.run_id)]
-        attempt = max([_now_ms(), *(past + 1 for past in earlier)])
-    return [1, attempt, host, token.st_dev, token.st_ino]
+    return [1, _attempt(config, spool), host, token.st_dev, token.st_ino]
+
+
+def _attempt(config: PublisherConfig, spool: SpoolFolder) -> int:
+    """Returns the attempt that this rank proposes, above all that it can see.
+
+    Raises:
+        ProducerError: another trainer publishes the run with an attempt that is not below the configured one.
+    """
+    living = [trainer.attempt for trainer in living_trainers(spool.run_folder(config.run_id))]
+    if living and config.attempt is not None and config.attempt <= max(living):
+        raise ProducerError(
+            f"another trainer publishes run {config.run_id!r} from {spool.path} as attempt {max(living)}, so attempt "
+            f"{config.attempt} is refused: stop it, raise PublisherConfig.attempt, or give the run another run_id"
+        )
+    if living:
+        _log.error(
+            "another trainer publishes run %r from %s as attempt %d: this one supersedes it, and its records will be "
+            "ignored; two runs need two run ids",
+            config.run_id,
+            spool.path,
+            max(living),
+        )
+    if config.attempt is not None:
+        return config.attempt
+    earlier = [*living, *(name.attempt for name, _ in spool.bundles_of(config.run_id))]
+    return max([_now_ms(), *(past + 1 for past in earlier)])
 
 
 def _in_place(config: PublisherConfig, places: list[list[int]]) -> bool:

@@ -11,6 +11,7 @@ from rollcast.schemas.errors import DecodeError, LimitError
 from rollcast.schemas.limits import Limits
 
 _MAX_VARINT_BYTES = 10
+_MIN_INT, _MAX_INT = -(2**31), 2**31 - 1
 _FIXED_SIZES = {"null": 0, "float": 4, "double": 8}
 
 
@@ -87,8 +88,10 @@ def _compile(schema: Any, named: dict[str, _Skip]) -> _Skip:
     kind = schema["type"] if isinstance(schema, dict) else schema
     if isinstance(kind, (dict, list)):
         return _compile(kind, named)
-    if kind in {"int", "long"}:
-        return _integer
+    if kind == "int":
+        return _int
+    if kind == "long":
+        return _long
     if kind in {"string", "bytes"}:
         return _sized
     if kind == "boolean":
@@ -118,7 +121,13 @@ def _register(schema: dict[str, Any], named: dict[str, _Skip], skip: _Skip) -> _
     return skip
 
 
-def _integer(walk: _Walk, _depth: int) -> None:
+def _int(walk: _Walk, _depth: int) -> None:
+    # fastavro would read and write more; readers in other languages would not.
+    if not _MIN_INT <= (value := walk.long()) <= _MAX_INT:
+        raise DecodeError(f"{value} at byte {walk.position} is no 32-bit integer: the record is corrupt")
+
+
+def _long(walk: _Walk, _depth: int) -> None:
     walk.long()
 
 

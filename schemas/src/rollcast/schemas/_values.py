@@ -1,8 +1,10 @@
 """Columns to the datum that fastavro writes, and back."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rollcast.schemas.events import Column, PlainValue, TensorRef, TensorSlice
+from rollcast.schemas.limits import MAX_NUMBER_KEYS
 
 _LIST, _TUPLE, _MAP = "rollcast.List", "rollcast.Tuple", "rollcast.Map"
 _REF, _SLICE = "rollcast.TensorRef", "rollcast.TensorSlice"
@@ -22,7 +24,7 @@ def column_from_avro(datum: dict[str, Any]) -> Column:
     """Inverse of `column_to_avro`.
 
     Raises:
-        TypeError: a slice inside a value, or a map key that is no scalar.
+        TypeError: as `value_from_avro`, for a slice inside a value.
     """
     value = datum["value"]["value"]
     if isinstance(value, tuple) and value[0] == _SLICE:
@@ -47,6 +49,7 @@ def value_to_avro(value: "PlainValue | TensorSlice") -> dict[str, Any]:
             "slice_bytes": value.slice_bytes,
             "codec": value.codec,
             "data": value.data,
+            "base": value.base,
         }
         return {"value": (_SLICE, datum)}
     if isinstance(value, TensorRef):
@@ -64,7 +67,7 @@ def value_from_avro(datum: dict[str, Any]) -> PlainValue:
     """Inverse of `value_to_avro`, for anything but a slice.
 
     Raises:
-        TypeError: a slice, or a map key that is no scalar.
+        TypeError: a slice, a map key that is no scalar, or more than `MAX_NUMBER_KEYS` numbers as keys of one map.
     """
     value: Any = datum["value"]
     if not isinstance(value, tuple):
@@ -76,10 +79,19 @@ def value_from_avro(datum: dict[str, Any]) -> PlainValue:
     if name == _TUPLE:
         return tuple(value_from_avro(item) for item in record["items"])
     if name == _MAP:
-        return {_key_from_avro(entry["key"]): value_from_avro(entry["value"]) for entry in record["entries"]}
+        keys = [_key_from_avro(entry["key"]) for entry in record["entries"]]
+        if has_too_many_numbers(keys):
+            raise TypeError(f"a map has more than {MAX_NUMBER_KEYS} numbers as keys")
+        values = [value_from_avro(entry["value"]) for entry in record["entries"]]
+        return dict(zip(keys, values, strict=True))
     if name == _REF:
         return TensorRef(record["leaf"])
     raise TypeError("a tensor slice stands inside a value; only a column can be one")
+
+
+def has_too_many_numbers(keys: Sequence[object]) -> bool:
+    """Returns whether the keys of a map have more numbers among them than a reader takes."""
+    return len(keys) > MAX_NUMBER_KEYS and sum(isinstance(key, (int, float)) for key in keys) > MAX_NUMBER_KEYS
 
 
 def _key_from_avro(datum: dict[str, Any]) -> PlainValue:

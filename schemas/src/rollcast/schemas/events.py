@@ -27,8 +27,9 @@ class TensorSlice:
         total_bytes: size of the whole tensor.
         offset: where this slice begins in the whole; with codec `SPOOL`, in the data of the bundle's tensor file.
         slice_bytes: size of this slice once decoded.
-        codec: `RAW`, `ZSTD`, `SHUFFLE_ZSTD`, or `SPOOL` (no data here).
+        codec: `RAW`, `PLANES`, `DELTA_PLANES` (see `codec`), or `SPOOL` (no data here).
         data: the encoded bytes, little-endian elements.
+        base: with `DELTA_PLANES`, the index of the slice, earlier in the same part, that the differences are from.
     """
 
     dtype: str
@@ -38,6 +39,7 @@ class TensorSlice:
     slice_bytes: int
     codec: str
     data: bytes | memoryview
+    base: int | None = None
 
 
 Scalar: TypeAlias = None | bool | int | float | str | bytes

@@ -140,11 +140,13 @@ def decode(frame: bytes, limits: Limits = DEFAULT_LIMITS) -> Event:
     except (ValueError, TypeError, KeyError, IndexError, EOFError, OverflowError) as exc:
         raise DecodeError(f"the body of a {schema.event} is corrupt: {exc}") from exc
     if isinstance(event, SamplePart):
-        _check_raw_bytes(event, limits)
+        _check_columns(event, limits)
     return event
 
 
-def _check_raw_bytes(part: SamplePart, limits: Limits) -> None:
+def _check_columns(part: SamplePart, limits: Limits) -> None:
+    if (longest := max((len(column.name) for column in part.columns), default=0)) > limits.max_name_chars:
+        raise LimitError("max_name_chars", longest, limits.max_name_chars)
     slices = [column.value for column in part.columns if isinstance(column.value, TensorSlice)]
     if any(piece.slice_bytes < 0 for piece in slices):
         raise DecodeError("a tensor slice has a negative size")

@@ -6,6 +6,10 @@ DEFAULT_MAX_PART_BYTES = 900 * 1024
 """Largest encoded part: default brokers take it, with room for the batch header."""
 
 
+MAX_NUMBER_KEYS = 4096
+"""Most numbers among the keys of one map: unlike text, they can be chosen to make a dict of n keys take n * n steps."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits:
     """Caps checked before anything is allocated; a record above one is refused with `LimitError`.
@@ -22,6 +26,7 @@ class Limits:
         max_samples: samples of one shard.
         max_shards: data-parallel shards of one rollout.
         max_run_id_chars: length of a run id.
+        max_name_chars: length of a column name.
     """
 
     max_message_bytes: int = 64 * 1024 * 1024
@@ -35,6 +40,7 @@ class Limits:
     max_samples: int = 1_000_000
     max_shards: int = 65_536
     max_run_id_chars: int = 1024
+    max_name_chars: int = 1024
 
     def __post_init__(self) -> None:
         """Refuses a cap that is not positive."""

@@ -16,7 +16,9 @@ FORMAT_VERSION = 2
 _log = logging.getLogger("rollcast.schemas")
 
 
-def build_dump_payload(dp_shards: Sequence[Mapping[str, Any]], *, rollout_id: int, writer_rank: int) -> dict[str, Any]:
+def build_dump_payload(
+    dp_shards: Sequence[Mapping[str, Any]], *, rollout_id: int, writer_rank: int, copy: bool = True
+) -> dict[str, Any]:
     """Returns the v2 payload of one rollout.
 
     Its keys: `format_version`, `rollout_id`, `rank`, `samples`, `dp_shards`, and `raw_reward` where a shard has it.
@@ -28,6 +30,8 @@ def build_dump_payload(dp_shards: Sequence[Mapping[str, Any]], *, rollout_id: in
         dp_shards: `{"rank": int, "data_parallel_rank": int, "rollout_data": dict}` each, in data-parallel order.
         rollout_id: number of the rollout.
         writer_rank: global rank of the process that would write the file.
+        copy: whether the payload shares memory with nothing. If not, tensors on the CPU that fill their storage are
+            taken as they are: for shards that nobody else uses, and in which no tensor stands twice.
 
     Raises:
         RolloutDataError: a shard without `response_lengths`, or with misaligned positions.
@@ -37,7 +41,7 @@ def build_dump_payload(dp_shards: Sequence[Mapping[str, Any]], *, rollout_id: in
     layouts: list[dict[str, Any]] = []
     for shard in dp_shards:
         data = {name: normalise(name, value, replaced) for name, value in shard["rollout_data"].items()}
-        shard_samples, layout = _shard_entries(shard, data)
+        shard_samples, layout = _shard_entries(shard, data, copy)
         samples.extend(shard_samples)
         layouts.append(layout)
     payload: dict[str, Any] = {
@@ -50,13 +54,15 @@ def build_dump_payload(dp_shards: Sequence[Mapping[str, Any]], *, rollout_id: in
     for name in WHOLE_BATCH_FIELDS:
         found = [shard["rollout_data"][name] for shard in dp_shards if shard["rollout_data"].get(name) is not None]
         if found:
-            payload[name] = _owned(normalise(name, found[0], replaced))
+            payload[name] = _owned(normalise(name, found[0], replaced), copy)
             if any(_digest(value) != _digest(found[0]) for value in found[1:]):
                 _log.warning("rollout %d: the shards disagree on %s; the first shard's is kept", rollout_id, name)
     return payload
 
 
-def _shard_entries(shard: Mapping[str, Any], data: dict[str, Any]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _shard_entries(
+    shard: Mapping[str, Any], data: dict[str, Any], copy: bool
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     rank = shard["data_parallel_rank"]
     content = split_shard(data)
     samples: list[dict[str, Any]] = [
@@ -64,7 +70,7 @@ def _shard_entries(shard: Mapping[str, Any], data: dict[str, Any]) -> tuple[list
             "data_parallel_rank": rank,
             "sample_index": content.sample_indices[slot],
             "rollout_position": content.positions[slot],
-            **{name: _owned(value) for name, value in columns.items()},
+            **{name: _owned(value, copy) for name, value in columns.items()},
         }
         for slot, columns in enumerate(content.slots)
     ]
@@ -74,7 +80,7 @@ def _shard_entries(shard: Mapping[str, Any], data: dict[str, Any]) -> tuple[list
         if name in POSITION_FIELDS:
             layout[name] = as_list(name, value)
         elif name not in WHOLE_BATCH_FIELDS:
-            layout[name] = _owned(value)
+            layout[name] = _owned(value, copy)
     return samples, layout
 
 
@@ -89,17 +95,23 @@ def _ordered(samples: list[dict[str, Any]], rollout_id: int) -> list[dict[str, A
     return samples
 
 
-def _owned(value: Any) -> Any:
-    """Returns a normalised value whose tensors are on the CPU and share memory with nothing."""
+def _owned(value: Any, copy: bool) -> Any:
+    """Returns a normalised value whose tensors are on the CPU and own exactly their storage."""
     if isinstance(value, torch.Tensor):
+        if not copy and _fills_its_storage(value):
+            return value
         return value.to("cpu", copy=True, memory_format=torch.contiguous_format)
     if isinstance(value, dict):
-        return {key: _owned(item) for key, item in value.items()}
+        return {key: _owned(item, copy) for key, item in value.items()}
     if isinstance(value, list):
-        return [_owned(item) for item in value]
+        return [_owned(item, copy) for item in value]
     if isinstance(value, tuple):
-        return tuple(_owned(item) for item in value)
+        return tuple(_owned(item, copy) for item in value)
     return value
+
+
+def _fills_its_storage(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
 
 
 def _digest(value: object) -> bytes:

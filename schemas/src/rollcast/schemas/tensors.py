@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rollcast.schemas._values import has_too_many_numbers
 from rollcast.schemas.codec import RAW
 from rollcast.schemas.dtypes import ITEM_BYTES
 from rollcast.schemas.errors import DecodeError
@@ -82,7 +83,7 @@ def _normalise(field: str, value: object, replaced: Replaced, room: int) -> Any:
         return replaced.marker(field, value)
     if isinstance(value, dict):
         keys = [_key(key) for key in value]
-        if any(key is _NO_KEY for key in keys):
+        if any(key is _NO_KEY for key in keys) or has_too_many_numbers(keys):
             return replaced.marker(field, value)
         items = [_normalise(field, item, replaced, room - 1) for item in value.values()]
         return dict(zip(keys, items, strict=True))
@@ -211,22 +212,29 @@ def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8, device=tensor.device)
 
 
-def unflatten(columns: Sequence[Column]) -> dict[str, Any]:
+def unflatten(columns: Sequence[Column], *, copy: bool = True) -> dict[str, Any]:
     """Returns the values by name; inverse of `flatten` over all columns of a slot, in their order.
 
-    Tensors own their memory.
+    Args:
+        columns: complete, with their data.
+        copy: whether tensors get memory of their own. If not, each stands in the data of its column, which must be
+            writable, and its storage is exactly that.
 
     Raises:
-        DecodeError: a column that repeats, a reference without its tensor, or a dtype that this torch lacks.
+        DecodeError: a column that repeats, a reference without its tensor, a leaf that no writer numbers so, or a
+            dtype that this torch lacks.
     """
     tensors: dict[tuple[str, int], torch.Tensor] = {}
     plain: dict[str, Any] = {}
     for column in columns:
         key = (column.name, column.leaf)
+        # Leaves count from 1, each with a column. Free choice would let a writer make these dictionaries slow.
+        if not 0 <= column.leaf <= len(columns):
+            raise DecodeError(f"column {column.name!r} has the leaf {column.leaf} in a slot of {len(columns)} columns")
         if key in tensors or (column.leaf == 0 and column.name in plain):
             raise DecodeError(f"column {column.name!r} stands twice in one slot")
         if isinstance(column.value, TensorSlice):
-            tensors[key] = _to_tensor(column.name, column.value)
+            tensors[key] = _to_tensor(column.name, column.value, copy)
         elif column.leaf:
             raise DecodeError(f"column {column.name!r}: leaf {column.leaf} is not a tensor")
         if column.leaf == 0:
@@ -239,15 +247,14 @@ def unflatten(columns: Sequence[Column]) -> dict[str, Any]:
     return values
 
 
-def _to_tensor(name: str, whole: TensorSlice) -> torch.Tensor:
+def _to_tensor(name: str, whole: TensorSlice, copy: bool) -> torch.Tensor:
     dtype = _DTYPES.get(whole.dtype)
     if dtype is None:
         raise DecodeError(f"column {name!r} has dtype {whole.dtype}, which this torch does not have; upgrade torch")
     if not whole.total_bytes:
         return torch.empty(whole.shape, dtype=dtype)
-    # frombuffer would share the (read-only) source; clone makes the tensor own exactly its storage.
-    flat = torch.from_numpy(np.frombuffer(whole.data, np.uint8).copy())
-    return flat.view(dtype).reshape(whole.shape)
+    data = np.frombuffer(whole.data, np.uint8).copy() if copy else whole.data
+    return torch.frombuffer(data, dtype=dtype).reshape(whole.shape)
 
 
 def _restore(name: str, value: Any, tensors: dict[tuple[str, int], torch.Tensor], unused: set[tuple[str, int]]) -> Any:

@@ -11,6 +11,7 @@ from rollcast.schemas.limits import DEFAULT_LIMITS
 
 _PREFIX = re.compile(r"[A-Za-z0-9._-]{1,200}\Z")
 _MAX_NAME_BYTES = 120
+_RETENTION_MS = 7 * 24 * 3_600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +51,16 @@ class Topics:
         """Records that could not be used."""
         return f"{self.prefix}.dead-letters"
 
-    def settings(self) -> dict[str, dict[str, str]]:
+    def settings(self, replication_factor: int) -> dict[str, dict[str, str]]:
         """Returns the configuration with which each topic is created."""
+        # What one broker alone has acknowledged is lost with it; that a minority is away must not stop anybody.
+        durable = {"min.insync.replicas": str(replication_factor // 2 + 1)}
         return {
             # The parts are compressed by us; the broker must not do it again.
-            self.records: {"compression.type": "producer"},
-            self.metrics: {"cleanup.policy": "compact"},
-            self.dumps: {},
-            self.dead_letters: {},
+            self.records: {"compression.type": "producer", "retention.ms": str(_RETENTION_MS), **durable},
+            self.metrics: {"cleanup.policy": "compact", **durable},
+            self.dumps: durable,
+            self.dead_letters: durable,
         }
 
 

@@ -8,8 +8,8 @@ from rollcast.schemas import ContractError
 
 __all__ = ["main"]
 
-_OF_EXTRAS = ("aiokafka", "cramjam", "rich", "torch", "typer")
-_SUBCOMMANDS = ("consume", "inspect", "diff", "broker")
+_OF_EXTRAS = ("aiohttp", "aiokafka", "cramjam", "prometheus_client", "rich", "torch", "typer")
+_SUBCOMMANDS = ("consume", "inspect", "diff", "verify", "rebuild", "broker")
 
 
 def main() -> None:

@@ -9,6 +9,8 @@ from rollcast.consumer.cli.broker import broker
 from rollcast.consumer.cli.consume import consume
 from rollcast.consumer.cli.diff import diff
 from rollcast.consumer.cli.inspect import inspect
+from rollcast.consumer.cli.rebuild import rebuild
+from rollcast.consumer.cli.verify import verify
 
 app = typer.Typer(
     name="rollcast",
@@ -18,7 +20,7 @@ app = typer.Typer(
     # Plain text: tables cut the names of options on a terminal of 80 columns.
     rich_markup_mode=None,
 )
-for subcommand in (consume, inspect, diff, broker):
+for subcommand in (consume, inspect, diff, verify, rebuild, broker):
     app.command()(subcommand)
 
 

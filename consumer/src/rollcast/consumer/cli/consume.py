@@ -1,15 +1,19 @@
 """`rollcast consume`: the daemon in the foreground."""
 
 import asyncio
+import gc
 import logging
+import os
 import signal
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rollcast.consumer.config import ConsumeConfig
+from rollcast.consumer.config import ConsumeConfig, Layout
+from rollcast.consumer.retention import Retention
 from rollcast.schemas import Topics
+from rollcast.schemas.kafka_security import read_kafka_security
 
 if TYPE_CHECKING:
     from rollcast.consumer.daemon import Daemon
@@ -28,6 +32,17 @@ def consume(
     dump_path: Annotated[
         str, typer.Option(help="Where dumps go: a path with {run_id} and {rollout_id}, 'DIR/{run_id}/{rollout_id}.pt'.")
     ],
+    layout: Annotated[
+        Layout, typer.Option(help="Whose tools read the dumps; miles: a file for each shard, with {rank} in its name.")
+    ] = Layout.SLIME,
+    keep_last: Annotated[int | None, typer.Option(help="Remove all but so many of a run's newest dumps.")] = None,
+    keep_every: Annotated[
+        int | None, typer.Option(help="Keep each rollout that is a multiple of this as well.")
+    ] = None,
+    max_dump_bytes: Annotated[
+        int | None, typer.Option(help="Remove a run's oldest dumps when all of them are larger than this.")
+    ] = None,
+    pin: Annotated[list[int] | None, typer.Option(help="A rollout that is never removed; may be repeated.")] = None,
     topic_prefix: Annotated[str, typer.Option(help="First part of the topic names.")] = "rollcast",
     group: Annotated[str, typer.Option(help="Consumer group; its members share the work.")] = "rollcast",
     partitions: Annotated[int, typer.Option(min=1, help="Partitions of the records topic, if it is created.")] = 4,
@@ -37,19 +52,36 @@ def consume(
         float, typer.Option(help="A rollout without a new record for so long is written as incomplete.")
     ] = 600.0,
     max_resident_bytes: Annotated[
-        int, typer.Option(min=1, help="Cap on the records of unfinished rollouts in memory.")
-    ] = 4 * 1024**3,
+        int, typer.Option(min=1, help="Cap on the records of unfinished rollouts in memory, without their tensors.")
+    ] = 256 * 1024**2,
+    scratch_dir: Annotated[
+        str, typer.Option(help="Folder for the tensors of unfinished rollouts; by default where the dumps go.")
+    ] = "",
+    max_scratch_bytes: Annotated[int, typer.Option(min=64 * 1024**2, help="Cap on the tensors in that folder.")] = 64
+    * 1024**3,
     connect_timeout_s: Annotated[float, typer.Option(help="Bound on reaching a broker at start.")] = 15.0,
     shutdown_timeout_s: Annotated[float, typer.Option(help="Bound on a graceful stop.")] = 30.0,
+    stall_after_s: Annotated[
+        float, typer.Option(help="A Kafka client that brings nothing for so long while there is lag is replaced.")
+    ] = 120.0,
+    http_port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="Serve /metrics, /healthz and /readyz here; 0: any free port.")
+    ] = None,
+    http_host: Annotated[str, typer.Option(help="Address to serve them at.")] = "127.0.0.1",
     log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
 ) -> None:
     """Turn the records of the topic into verified dumps and metrics, until Ctrl-C or SIGTERM.
 
+    SASL and TLS settings are read from the environment, ROLLCAST_SECURITY_PROTOCOL and its like; see the README.
     Stops gracefully and exits with 0; a second signal ends it at once, which loses nothing either.
     """
     config = ConsumeConfig(
         bootstrap_servers=bootstrap,
         dump_path=dump_path,
+        layout=layout,
+        retention=Retention(
+            keep_last=keep_last, keep_every=keep_every, max_bytes=max_dump_bytes, pinned=frozenset(pin or ())
+        ),
         topics=Topics(topic_prefix),
         group_id=group,
         create_topics=create_topics,
@@ -57,8 +89,14 @@ def consume(
         replication_factor=replication_factor,
         incomplete_after_s=incomplete_after_s,
         max_resident_bytes=max_resident_bytes,
+        scratch_dir=scratch_dir,
+        max_scratch_bytes=max_scratch_bytes,
         connect_timeout_s=connect_timeout_s,
         shutdown_timeout_s=shutdown_timeout_s,
+        security=read_kafka_security(os.environ),
+        stall_after_s=stall_after_s,
+        http_port=http_port,
+        http_host=http_host,
     )
     _configure_logging(log_level)
     early = _EarlySignals()
@@ -104,10 +142,13 @@ async def _serve(config: ConsumeConfig, early: _EarlySignals) -> None:
         _log.info("stopping before the start")
         daemon.shutdown()
     trouble = asyncio.create_task(_show_kafka_trouble(daemon))
+    # What the imports left is never garbage; walking it again and again would hold up the event loop for 0.1 s.
+    gc.freeze()
     try:
         await daemon.run()
     finally:
         trouble.cancel()
+        gc.unfreeze()
 
 
 def _configure_logging(level: str) -> None:

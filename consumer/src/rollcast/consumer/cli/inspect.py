@@ -22,11 +22,9 @@ def inspect(file: Annotated[Path, typer.Argument(help="A dump, .pt.")]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from rollcast.consumer.dump_file import check_against, load_dump
+    from rollcast.consumer.dump_file import load_dump
 
     manifest, problem = _manifest_of(file)
-    if manifest is not None:
-        check_against(file, manifest)
     payload = load_dump(file)
     console = Console()
     console.print(_overview(file, payload), _columns(payload["samples"]))
@@ -43,14 +41,20 @@ def inspect(file: Annotated[Path, typer.Argument(help="A dump, .pt.")]) -> None:
 
 
 def _manifest_of(file: Path) -> tuple["Manifest | None", str]:
-    """Returns the manifest of the dump; else None and why there is none."""
+    """Returns the manifest of the dump, which is checked against it; else None and why there is none."""
+    from rollcast.consumer.dump_file import check_against, described_in
     from rollcast.consumer.errors import DumpFileError
-    from rollcast.consumer.store.manifest import manifest_path, read_manifest
+    from rollcast.consumer.store.manifest import manifest_path
 
     try:
-        return read_manifest(file), "No manifest beside it."
+        described = described_in(file)
     except DumpFileError as exc:
         return None, f"{manifest_path(file)} is not used: {exc}"
+    if described is None:
+        return None, "No manifest beside it."
+    manifest, entry = described
+    check_against(file, entry)
+    return manifest, ""
 
 
 def _table(title: str, *headers: str) -> "Table":

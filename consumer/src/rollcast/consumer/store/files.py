@@ -32,7 +32,7 @@ def temporary_beside(path: Path) -> Iterator[tuple[Path, IO[bytes]]]:
         temporary.unlink(missing_ok=True)
 
 
-def write_durably(path: Path, write: Callable[[IO[bytes]], None]) -> None:
+def write_durably(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """Replaces `path` by what `write` writes, at once and durably.
 
     Raises:

@@ -1,11 +1,15 @@
 """The seam between the daemon and the place where dumps are kept."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from rollcast.consumer.metrics import Metric
-from rollcast.consumer.rollout import Missing, Rollout, RolloutKey
+from rollcast.consumer.config import Layout
+from rollcast.consumer.layout import DumpFile, files_of
+from rollcast.consumer.metrics import Metric, compute_metrics
+from rollcast.consumer.rollout import Missing, OffsetSpan, Rollout, RolloutKey
+from rollcast.schemas import TRAIN_STREAM
 
 if TYPE_CHECKING:
     from rollcast.consumer.store.manifest import Manifest
@@ -17,28 +21,50 @@ class Dump:
 
     Attributes:
         rollout: where it came from.
-        payload: what is kept.
+        files: what is kept, at least one file; each has a rank of its own.
+        sample_count: samples in all files.
         missing: what it lacks; empty for a complete dump.
         metrics: its metrics.
+        gaps: offsets of its partitions that could not be read, where something is missing.
     """
 
     rollout: Rollout
-    payload: dict[str, Any]
+    files: tuple[DumpFile, ...]
+    sample_count: int
     missing: Missing
     metrics: tuple[Metric, ...]
+    gaps: tuple[OffsetSpan, ...] = ()
+
+
+def dump_of(rollout: Rollout, payload: Mapping[str, Any], missing: Missing, layout: Layout) -> Dump:
+    """Returns the dump of a rollout that was restored to this payload, with its metrics.
+
+    Raises:
+        LayoutError: the layout cannot hold it.
+    """
+    trained = rollout.id.stream == TRAIN_STREAM
+    return Dump(
+        rollout=rollout,
+        files=files_of(layout, payload, rollout),
+        sample_count=len(payload["samples"]),
+        missing=missing,
+        metrics=compute_metrics(payload["samples"]) if trained else (),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PublishedDump:
-    """A dump that is durable.
+    """A dump that is durable, or was until the retention removed it.
 
     Attributes:
-        path: of the file.
+        path: of its file; of its manifest, if it has several files.
         manifest: of the dump.
+        removed: whether the retention has removed its files.
     """
 
     path: Path
     manifest: "Manifest"
+    removed: bool = False
 
 
 class DumpStore(Protocol):
@@ -48,7 +74,7 @@ class DumpStore(Protocol):
     """
 
     def open(self) -> None:
-        """Checks that dumps can be kept, and removes what an earlier process left unfinished.
+        """Checks that dumps can be kept, and finishes or removes what an earlier process left unfinished.
 
         Raises:
             OSError: the place cannot be used.
@@ -56,7 +82,7 @@ class DumpStore(Protocol):
         ...
 
     def published(self, key: RolloutKey) -> PublishedDump | None:
-        """Returns the complete dump that is kept of this rollout, if any.
+        """Returns the complete dump that is, or was, kept of this rollout, of the highest attempt; None without one.
 
         Raises:
             OSError: it cannot be told.

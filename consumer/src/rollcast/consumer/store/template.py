@@ -1,99 +1,193 @@
-"""Path templates of dumps: one name for each rollout of each run."""
+"""Path templates of dumps: one name for each file of each rollout of each run."""
 
+import re
+from collections.abc import Callable
 from pathlib import Path
 from string import Formatter
 
 from rollcast.consumer.errors import TemplateError
-from rollcast.consumer.rollout import RolloutKey
+from rollcast.consumer.rollout import RolloutId, RolloutKey
 from rollcast.consumer.streams import policy_loss_rank
 from rollcast.schemas import file_name_for
 
 POLICY_LOSS_FOLDER = "policy_loss_debug"
 """Name of the folder of a run's policy-loss calls."""
 
-_PLACEHOLDERS = ("run_id", "rollout_id")
+MANIFEST_SUFFIX = ".manifest.json"
+"""What the name of a manifest adds to the name of its dump."""
+
+TOMBSTONE_SUFFIX = ".removed.json"
+"""What the name of a manifest adds once the retention has removed its dump."""
+
+_NUMBERS = ("rollout_id", "rank", "attempt")
+_IN_FILE_NAME = ("rank", "attempt")
+_KNOWN = "{run_id}, {rollout_id}, {rank} and {attempt}"
 _EXAMPLE = "for example 'dumps/{run_id}/{rollout_id}.pt'"
+_WORDS = ("incomplete", "attempt-1", "unknown-0")
+_Pieces = list[tuple[str, str | None]]
 
 
 class PathTemplate:
-    """A path with `{run_id}` and, after it, `{rollout_id}`.
+    """A path with `{run_id}` and, after it, `{rollout_id}`; its file name may have `{rank}` and `{attempt}` too.
 
-    That order makes names distinct: whatever a run id contains, what follows its last separator is the rollout id.
+    That order makes names distinct: whatever a run id contains, the numbers after it can be told from the right. The
+    folder does not depend on rank and attempt, so that one lock and one manifest stand for all files of a rollout.
+
+    Args:
+        template: the path.
+        several_files: whether a dump is a file for each rank.
 
     Raises:
-        TemplateError: two rollouts could get one name, or a placeholder is unknown.
+        TemplateError: two dumps could get one name, or a placeholder is unknown.
     """
 
-    def __init__(self, template: str) -> None:
+    def __init__(self, template: str, *, several_files: bool = False) -> None:
         self.template = template
-        fields = _fields(template)
-        for name in _PLACEHOLDERS:
+        self._pieces = _pieces_of(template)
+        fields = [name for _, name in self._pieces if name is not None]
+        self._several_attempts = "attempt" in fields
+        for name in ("run_id", "rollout_id", *["rank"] * several_files):
             if name not in fields:
                 raise TemplateError(
                     f"dump path {template!r} has no {{{name}}}, so dumps would overwrite each other; "
                     f"put {{{name}}} into it, {_EXAMPLE}"
                 )
-        if fields[-1] != "rollout_id" or fields.count("rollout_id") > 1:
-            raise TemplateError(f"dump path {template!r} needs one {{rollout_id}}, after {{run_id}}; {_EXAMPLE}")
+        numbers = fields[fields.count("run_id") :]
+        if "run_id" in numbers or len(set(numbers)) < len(numbers):
+            raise TemplateError(
+                f"dump path {template!r} needs one {{rollout_id}}, at most one {{rank}} and {{attempt}}, all of them "
+                f"after {{run_id}}; {_EXAMPLE}"
+            )
+        folder = [name for _, name in _split(str(Path(template).parent))]
+        for name in _IN_FILE_NAME:
+            if name in folder:
+                raise TemplateError(f"dump path {template!r} has {{{name}}} in a folder's name; put it into the file's")
+        suffix = Path(template).suffix
+        self._suffix = "" if "{" in suffix else suffix
+        self._refuse_side_names()
 
-    def path(self, key: RolloutKey) -> Path:
-        """Returns the absolute path of a dump; the run id is made safe as a file name.
+    def path(self, rollout: RolloutId, rank: int) -> Path:
+        """Returns the absolute path of the file of a complete dump; the run id is made safe as a file name.
 
         The dump of a policy-loss call is `policy_loss_debug/rank_<rank>_call_<number>.pt` beside the run's dumps.
         """
-        run_id = file_name_for(key.run_id)
-        path = Path(self.template.format(run_id=run_id, rollout_id=key.rollout_id)).absolute()
-        rank = policy_loss_rank(key.stream)
-        if rank is None:
-            return path
-        # Where the runs share a folder, the calls of each get one of their own.
-        runs_apart = "{run_id}" in str(Path(self.template).parent)
-        folder = path.parent if runs_apart else path.parent / run_id
-        return folder / POLICY_LOSS_FOLDER / f"rank_{rank}_call_{key.rollout_id}.pt"
+        return self._path(rollout.key, rank=str(rank), attempt=str(rollout.attempt))
 
-    def directories(self) -> list[Path]:
-        """Returns the existing directories that can hold dumps of this template."""
-        dumps = self._dump_directories()
+    def base(self, rollout: RolloutId) -> Path:
+        """Returns the path that names the manifest of all files of a dump: the word `rank` stands for each rank."""
+        return self._path(rollout.key, rank="rank", attempt=str(rollout.attempt))
+
+    def bases(self, key: RolloutKey, word: str | None = None) -> list[Path]:
+        """Returns where a dump of this rollout can be found, with `word` before the suffix if one is given.
+
+        There are several only if names have attempts. Any of them may be of something else: its manifest tells.
+        """
+        base = self._with(self.base(RolloutId(key.run_id, 0, key.rollout_id, key.stream)), word)
+        if not self._several_attempts or policy_loss_rank(key.stream) is not None:
+            return [base]
+        pattern = self._with(Path(self._fill(_values(key, rank="rank", attempt="*"), _glob_escape)), word).name
+        found = {
+            path.name.removesuffix(suffix)
+            for suffix in (MANIFEST_SUFFIX, TOMBSTONE_SUFFIX)
+            for path in base.parent.glob(pattern + suffix)
+        }
+        return [base.with_name(name) for name in sorted(found)]
+
+    def beside(self, path: Path, word: str) -> Path:
+        """Returns the name that a file or base has with this word before its suffix."""
+        suffix = path.suffix if path.parent.name == POLICY_LOSS_FOLDER else self._suffix
+        return path.with_name(f"{path.name.removesuffix(suffix)}.{word}{suffix}")
+
+    def asides(self, base: Path) -> list[Path]:
+        """Returns the bases of the older attempts of a dump that stand beside it."""
+        pattern = self.beside(base.with_name(_glob_escape(base.name)), "attempt-*").name + MANIFEST_SUFFIX
+        return [path.with_name(path.name.removesuffix(MANIFEST_SUFFIX)) for path in base.parent.glob(pattern)]
+
+    def directories(self, run_id: str | None = None) -> list[Path]:
+        """Returns the existing directories that can hold dumps of this template, of one run or of all."""
+        dumps = self._dump_directories("*" if run_id is None else file_name_for(run_id))
         patterns = (POLICY_LOSS_FOLDER, f"*/{POLICY_LOSS_FOLDER}")
         return [*dumps, *(calls for path in dumps for pattern in patterns for calls in path.glob(pattern))]
 
-    def _dump_directories(self) -> list[Path]:
+    def _path(self, key: RolloutKey, *, rank: str, attempt: str) -> Path:
+        values = _values(key, rank=rank, attempt=attempt)
+        path = Path(self._fill(values)).absolute()
+        calling_rank = policy_loss_rank(key.stream)
+        if calling_rank is None:
+            return path
+        # Where the runs share a folder, the calls of each get one of their own.
+        runs_apart = "{run_id}" in str(Path(self.template).parent)
+        folder = path.parent if runs_apart else path.parent / values["run_id"]
+        return folder / POLICY_LOSS_FOLDER / f"rank_{calling_rank}_call_{key.rollout_id}.pt"
+
+    def _with(self, path: Path, word: str | None) -> Path:
+        return path if word is None else self.beside(path, word)
+
+    def _fill(self, values: dict[str, str], literal: Callable[[str], str] = str) -> str:
+        return "".join(literal(text) + (values[name] if name else "") for text, name in self._pieces)
+
+    def _dump_directories(self, run_id: str) -> list[Path]:
         directory = Path(self.template).parent
         fixed = Path(directory.anchor)
         parts = directory.parts[1:] if directory.anchor else directory.parts
         pattern: list[str] = []
         for part in parts:
             if pattern or "{" in part:
-                pattern.append("".join(_glob_escape(text) + ("*" if name else "") for text, name in _pieces(part)))
+                stands_for = {"run_id": run_id, "rollout_id": "*", None: ""}
+                pattern.append("".join(_glob_escape(text) + stands_for[name] for text, name in _split(part)))
             else:
                 fixed /= part
         found = fixed.glob("/".join(pattern)) if pattern else [fixed]
         return [path for path in found if path.is_dir()]
 
+    def _refuse_side_names(self) -> None:
+        """Refuses a template with which the name of a file beside a dump could be that of another rollout's dump."""
+        name = Path(self.template).name
+        any_run = ".+"
+        pattern = "".join(
+            re.escape(text) + (any_run if field == "run_id" else r"-?\d+" if field else "")
+            for text, field in _split(name)
+        )
+        example = "".join(text + ("7" if field else "") for text, field in _split(name))
+        dump = Path(self.template).with_name(example)
+        for word in _WORDS:
+            beside = self.beside(dump, word).name
+            for side in (beside, beside + MANIFEST_SUFFIX, example + MANIFEST_SUFFIX, example + TOMBSTONE_SUFFIX):
+                if re.fullmatch(pattern, side):
+                    raise TemplateError(
+                        f"dump path {self.template!r} lets the file {side!r} beside one dump pass for the dump of "
+                        f"another run; give each run a folder, {_EXAMPLE}"
+                    )
 
-def _fields(template: str) -> list[str]:
-    fields: list[str] = []
+
+def _values(key: RolloutKey, *, rank: str, attempt: str) -> dict[str, str]:
+    return {
+        "run_id": file_name_for(key.run_id),
+        "rollout_id": str(key.rollout_id),
+        "rank": rank,
+        "attempt": attempt,
+    }
+
+
+def _pieces_of(template: str) -> _Pieces:
     try:
-        pieces = list(Formatter().parse(template))
+        parsed = list(Formatter().parse(template))
     except ValueError as exc:
         raise TemplateError(f"dump path {template!r} is not a template: {exc}; {_EXAMPLE}") from exc
-    for index, (text, name, spec, conversion) in enumerate(pieces):
+    for index, (text, name, spec, conversion) in enumerate(parsed):
         if name is None:
             continue
-        if name not in _PLACEHOLDERS or spec or conversion:
-            raise TemplateError(
-                f"dump path {template!r} has an unknown placeholder {name!r}; known are {{run_id}} and {{rollout_id}}"
-            )
+        if name not in ("run_id", *_NUMBERS) or spec or conversion:
+            raise TemplateError(f"dump path {template!r} has an unknown placeholder {name!r}; known are {_KNOWN}")
         if index and not text.strip("0123456789"):
             raise TemplateError(
                 f"dump path {template!r} has nothing but digits between two placeholders, so that two rollouts could "
                 f"get one name; separate them, {_EXAMPLE}"
             )
-        fields.append(name)
-    return fields
+    return _split(template)
 
 
-def _pieces(text: str) -> list[tuple[str, str | None]]:
+def _split(text: str) -> _Pieces:
     return [(literal, name) for literal, name, _, _ in Formatter().parse(text)]
 
 

@@ -1,12 +1,19 @@
-"""A bundle to the parts that Kafka gets, slot by slot."""
+"""A bundle to the parts that Kafka gets, slot by slot, in several threads."""
 
-from collections.abc import Iterator
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from rollcast.producer.spool.read import Bundle
 from rollcast.schemas.errors import ContractError
+from rollcast.schemas.events import SamplePart, TensorSlice
 from rollcast.schemas.framing import encode
 from rollcast.schemas.parts import content_digest, pack_large_values, split
+
+# What a slot takes in memory beyond its tensors; bounds how many small ones are cut ahead.
+_SLOT_OVERHEAD_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,18 +29,56 @@ class SlotFrames:
     frames: list[bytes]
 
 
-def cut(bundle: Bundle, max_part_bytes: int) -> Iterator[SlotFrames]:
-    """Yields each slot of a bundle in order; one slot's parts are in memory at a time.
+async def cut(
+    bundle: Bundle, max_part_bytes: int, threads: Executor, max_ahead_bytes: int
+) -> AsyncGenerator[SlotFrames, None]:
+    """Yields each slot of a bundle in order, while the threads cut those that come next.
+
+    Close the generator when it is not read to its end.
+
+    Args:
+        bundle: what to cut.
+        max_part_bytes: the largest part.
+        threads: that do the work.
+        max_ahead_bytes: raw bytes of the slots that are cut and not yet asked for; one slot may be larger.
 
     Raises:
         ContractError: a slot that no part can hold.
     """
-    for slot in bundle.slots:
-        try:
-            columns = pack_large_values(slot.columns)
-            frames = [encode(part) for part in split(slot, columns, max_part_bytes)]
-            digest = content_digest(columns)
-        except (KeyError, ValueError, TypeError) as exc:
-            # What a damaged bundle says of itself need not make sense.
-            raise ContractError(f"slot {slot.slot} cannot be cut: {exc!r}") from exc
-        yield SlotFrames(digest, frames)
+    loop = asyncio.get_running_loop()
+    ahead: deque[tuple[asyncio.Future[SlotFrames], int]] = deque()
+    ahead_bytes = 0
+    try:
+        for slot in bundle.slots:
+            size = _raw_bytes(slot) + _SLOT_OVERHEAD_BYTES
+            while ahead and ahead_bytes + size > max_ahead_bytes:
+                future, done_bytes = ahead.popleft()
+                yield await future
+                ahead_bytes -= done_bytes
+            ahead.append((loop.run_in_executor(threads, cut_slot, slot, max_part_bytes), size))
+            ahead_bytes += size
+        while ahead:
+            yield await ahead.popleft()[0]
+    finally:
+        for future, _ in ahead:
+            future.cancel()
+
+
+def cut_slot(slot: SamplePart, max_part_bytes: int) -> SlotFrames:
+    """Returns one slot's parts and digest.
+
+    Raises:
+        ContractError: no part can hold it, or what it says of itself makes no sense.
+    """
+    try:
+        columns = pack_large_values(slot.columns)
+        frames = [encode(part) for part in split(slot, columns, max_part_bytes)]
+        return SlotFrames(content_digest(columns), frames)
+    except (ContractError, OSError, MemoryError):
+        raise
+    except Exception as exc:  # a damaged bundle makes any step fail in any way
+        raise ContractError(f"slot {slot.slot} cannot be cut: {exc!r}") from exc
+
+
+def _raw_bytes(slot: SamplePart) -> int:
+    return sum(column.value.total_bytes for column in slot.columns if isinstance(column.value, TensorSlice))

@@ -1,19 +1,23 @@
-"""The shipper's loop: bundle after bundle, until each is acknowledged, then removed."""
+"""The loop of one spool: bundle after bundle, until each is acknowledged, then removed."""
 
 import asyncio
 import logging
-from dataclasses import replace
+from collections import Counter
+from concurrent.futures import Executor
+from contextlib import aclosing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
-from rollcast.producer.errors import SpoolError
+from rollcast.producer.errors import ShipperError, SpoolError
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.cut import cut
-from rollcast.producer.shipper.delivery import Delivery
-from rollcast.producer.shipper.topic import prepare_topic
-from rollcast.producer.spool.folder import BundleName, SpoolFolder
-from rollcast.producer.spool.read import Bundle, read_bundle
+from rollcast.producer.shipper.delivery import BundleDelivery, Delivery
+from rollcast.producer.shipper.stats import ShipperStats
+from rollcast.producer.shipper.topic import RecordsTopic, part_limit
+from rollcast.producer.spool.folder import SpoolFolder
+from rollcast.producer.spool.read import read_bundle
 from rollcast.schemas.errors import ContractError
 from rollcast.schemas.events import DpShard
 from rollcast.schemas.framing import encode
@@ -22,142 +26,216 @@ from rollcast.schemas.topics import record_key
 
 _LOOK_EVERY_S = 0.1
 _FIRST_PAUSE_S = 0.2
-# The topic's limit is on the batch: its header, the record's header and the key take this much.
-_BATCH_OVERHEAD_BYTES = 4 * 1024
 
 _log = logging.getLogger("rollcast.ship")
 
 
-class Shipper:
-    """Empties one spool, which it must own.
+@dataclass(slots=True)
+class _Shipment:
+    """A bundle on its way.
 
-    A bundle is removed only after its last record, the shard's closing event, is acknowledged. A bundle that cannot
-    be read, or of which no record is small enough for the topic, is set aside and announced as dropped. While Kafka is
-    away everything waits, and nothing is lost.
+    Attributes:
+        path: of the bundle.
+        part_bytes: largest part it is cut to.
+        delivery: of its records.
+        closing: its closing event, for when all parts are acknowledged.
+        wire_bytes: size of its records so far.
     """
 
-    def __init__(self, spool: SpoolFolder, config: ShipperConfig) -> None:
-        self._spool, self._config = spool, config
-        self._stopping = asyncio.Event()
-        self._part_bytes: dict[Path, int] = {}
+    path: Path
+    part_bytes: int
+    delivery: BundleDelivery
+    closing: DpShard | None = None
+    wire_bytes: int = 0
 
-    def shutdown(self) -> None:
-        """Makes `run` return soon; what is not acknowledged by then stays in the spool."""
-        self._stopping.set()
+    async def send(self, frame: bytes, shard: DpShard) -> None:
+        await self.delivery.send(record_key(shard.run_id, shard.rollout_id, shard.stream), frame)
+        self.wire_bytes += len(frame)
+
+
+class Shipper:
+    """Empties one spool, which the caller must own.
+
+    Bundles are sent one after the other, in rollout order, and acknowledged while the next ones are sent. A bundle is
+    removed only after its last record, the shard's closing event, is acknowledged. A bundle that cannot be read, or of
+    which no record is small enough for the topic, is set aside and announced as dropped. While Kafka is away everything
+    waits, and nothing is lost.
+
+    Attributes:
+        stats: what was done so far.
+    """
+
+    def __init__(self, spool: SpoolFolder, config: ShipperConfig, topic: RecordsTopic, threads: Executor) -> None:
+        self.stats = ShipperStats()
+        self._spool, self._config, self._topic, self._threads = spool, config, topic, threads
+        self._part_bytes: dict[Path, int] = {}
+        self._tries: Counter[Path] = Counter()
+        self._troubles: Counter[Path] = Counter()
 
     async def run(self) -> None:
-        """Ships until `shutdown`, or until the spool is empty and no trainer uses it if so configured."""
+        """Ships until cancelled, or until the spool is empty and no trainer uses it if so configured."""
         await asyncio.to_thread(self._spool.sweep_leaving)
-        work = asyncio.create_task(self._work(), name="ship")
-        stop = asyncio.create_task(self._stopping.wait(), name="wait-for-shutdown")
-        try:
-            await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stop.cancel()
-            work.cancel()
-            results = await asyncio.gather(work, stop, return_exceptions=True)
-        if isinstance(results[0], Exception):
-            raise results[0]
-
-    async def _work(self) -> None:
         pause_s = _FIRST_PAUSE_S
-        while not self._finished():
-            bundles = await asyncio.to_thread(self._bundles)
-            if not bundles:
+        while True:
+            try:
+                while paths := await asyncio.to_thread(self._waiting):
+                    await self._connect_and_ship(paths)
+                    pause_s = _FIRST_PAUSE_S
+                self.stats.progressed()
+                if await asyncio.to_thread(self._finished):
+                    return
                 # Looking, not inotify: it must work on every file system that containers share.
                 await asyncio.sleep(_LOOK_EVERY_S)
                 continue
-            try:
-                limit = await prepare_topic(self._config)
-                async with Delivery(self._config, limit) as delivery:
-                    while bundles:
-                        if not await self._ship_all(delivery, [path for _, path in bundles], limit):
-                            raise OSError("no bundle can be read now")
-                        pause_s = _FIRST_PAUSE_S
-                        bundles = await asyncio.to_thread(self._bundles)
-            except MessageSizeTooLargeError:
-                # The bundle is cut smaller next time; the client object is used up.
-                continue
-            except (KafkaError, OSError) as exc:
-                _log.warning(
-                    "Kafka at %s does not take records (%s); bundles wait in %s, next try in %.1f s",
-                    self._config.bootstrap_servers,
-                    str(exc) or type(exc).__name__,
-                    self._spool.path,
-                    pause_s,
-                )
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, self._config.retry_max_s)
+            except (KafkaError, ShipperError, ContractError) as exc:
+                self.stats.kafka_errors += 1
+                address, words = self._config.bootstrap_servers, str(exc) or type(exc).__name__
+                trouble = f"Kafka at {address} does not take records ({words})"
+            except OSError as exc:
+                trouble = f"the spool cannot be read ({exc})"
+            _log.warning("%s; bundles wait in %s, next try in %.1f s", trouble, self._spool.path, pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, self._config.retry_max_s)
 
-    def _bundles(self) -> list[tuple[BundleName, Path]]:
-        return self._spool.bundles(self._config.destination)
+    def _waiting(self) -> list[Path]:
+        """Returns the bundles in rollout order; those that made trouble come last, so that they block nobody."""
+        paths = [path for _, path in self._spool.bundles(self._config.destination)]
+        return sorted(paths, key=self._troubles.__getitem__)
 
     def _finished(self) -> bool:
         # The order matters: a trainer that commits its last bundle and leaves must not be missed.
-        return self._config.stop_with_trainers and not self._spool.has_trainers() and not self._bundles()
+        return self._config.stop_with_trainers and not self._spool.has_trainers() and not self._waiting()
 
-    async def _ship_all(self, delivery: Delivery, paths: list[Path], limit: int) -> int:
-        """Returns how many bundles have left the spool; those that cannot be read now stay."""
-        left = 0
-        for path in paths:
-            try:
-                await self._ship(delivery, path, limit)
-                left += 1
-            except OSError as exc:
-                _log.warning("bundle %s cannot be read now, the next one goes first: %s", path, exc)
-        return left
+    async def _connect_and_ship(self, paths: list[Path]) -> None:
+        """Ships bundles for as long as some are there; returns early where one must be cut smaller."""
+        limit = await self._topic.prepare()
+        shipments: list[_Shipment] = []
+        try:
+            async with Delivery(self._config, limit, self.stats) as delivery:
+                while paths:
+                    before = self.stats.bundles
+                    await self._ship_all(delivery, paths, part_limit(self._config, limit), shipments)
+                    if self.stats.bundles == before:
+                        raise OSError("none of its bundles can be read or removed now")
+                    paths = await asyncio.to_thread(self._waiting)
+        except KafkaError:
+            # Their own errors, noted even where another bundle's ended the client: each decides for its bundle alone.
+            refused = [(shipment, shipment.delivery.error) for shipment in shipments]
+            too_large = [shipment for shipment, error in refused if isinstance(error, MessageSizeTooLargeError)]
+            for shipment in too_large:
+                _log.warning("%s has a part too large for the topic: cutting smaller", shipment.path)
+                self._part_bytes[shipment.path] = shipment.part_bytes // 2
+            self._troubles.update(
+                shipment.path for shipment, error in refused if error and not getattr(error, "retriable", False)
+            )
+            if not too_large:
+                raise
 
-    async def _ship(self, delivery: Delivery, path: Path, limit: int) -> None:
-        part_bytes = self._part_bytes.get(path, min(self._config.max_part_bytes, limit - _BATCH_OVERHEAD_BYTES))
-        shard: DpShard | None = None
+    async def _ship_all(
+        self, delivery: Delivery, paths: list[Path], part_bytes: int, shipments: list[_Shipment]
+    ) -> None:
+        """Ships these bundles; those that cannot be read now stay.
+
+        `shipments` has those on their way, also when this raises.
+        """
+        closing: set[asyncio.Task[None]] = set()
+        try:
+            for path in paths:
+                shipment = _Shipment(
+                    path, min(part_bytes, self._part_bytes.get(path, part_bytes)), BundleDelivery(delivery)
+                )
+                shipments.append(shipment)
+                if await self._send_parts(shipment):
+                    closing.add(asyncio.create_task(self._close(shipment, shipments), name=f"close-{path.name}"))
+                else:
+                    shipments.remove(shipment)
+                while len(closing) >= self._config.max_open_bundles:
+                    closing = await _one_done(closing)
+            while closing:
+                closing = await _one_done(closing)
+        finally:
+            for task in closing:
+                task.cancel()
+            await asyncio.gather(*closing, return_exceptions=True)
+
+    async def _send_parts(self, shipment: _Shipment) -> bool:
+        """Sends all of a bundle but its closing event; returns whether that is to follow."""
+        path, shard = shipment.path, None
+        digests: list[bytes] = []
+        part_counts: list[int] = []
         try:
             bundle = await asyncio.to_thread(read_bundle, path)
             shard = bundle.shard
-            if part_bytes < MIN_PART_BYTES:
+            if shipment.part_bytes < MIN_PART_BYTES:
                 raise SpoolError(
                     f"topic {self._config.topics.records} takes no record of {MIN_PART_BYTES} bytes; "
                     "raise its max.message.bytes and move the bundle back"
                 )
-            wire_bytes = await self._send(delivery, bundle, part_bytes)
-        except MessageSizeTooLargeError:
-            self._part_bytes[path] = part_bytes // 2
-            _log.warning(
-                "topic %s takes no record of %d bytes: cutting smaller", self._config.topics.records, part_bytes
-            )
-            raise
+            self.stats.resent_bundles += self._tries[path] > 0
+            self._tries[path] += 1
+            slots = cut(bundle, shipment.part_bytes, self._threads, self._config.max_ahead_bytes)
+            async with aclosing(slots):
+                async for slot in slots:
+                    for frame in slot.frames:
+                        await shipment.send(frame, shard)
+                    digests.append(slot.digest)
+                    part_counts.append(len(slot.frames))
         except (SpoolError, ContractError) as exc:
-            await self._set_aside(delivery, path, shard, str(exc))
+            await self._set_aside(shipment, shard, str(exc))
+            return False
+        except OSError as exc:
+            _log.warning("bundle %s cannot be read now, the next one goes first: %s", path, exc)
+            return False
+        shipment.closing = replace(shard, slot_digests=tuple(digests), part_counts=tuple(part_counts))
+        return True
+
+    async def _close(self, shipment: _Shipment, shipments: list[_Shipment]) -> None:
+        """Sends a bundle's closing event when all its parts are acknowledged; removes it when that is, too."""
+        assert shipment.closing is not None  # noqa: S101  # its parts were sent
+        await shipment.delivery.acknowledged()
+        await shipment.send(encode(shipment.closing), shipment.closing)
+        await shipment.delivery.acknowledged()
+        path = shipment.path
+        shipments.remove(shipment)
+        try:
+            await asyncio.to_thread(self._spool.retire, path)
+        except OSError as exc:
+            self._troubles[path] += 1
+            _log.warning("bundle %s is delivered and cannot be removed now, so it will be sent again: %s", path, exc)
             return
-        self._part_bytes.pop(path, None)
-        await asyncio.to_thread(self._spool.retire, path)
-        _log.info("shipped %s/%s: %d bytes on the wire", path.parent.name, path.name, wire_bytes)
+        self._forget(path)
+        self.stats.shipped_bundles += 1
+        self.stats.shipped_bytes += shipment.closing.raw_bytes
+        _log.info("shipped %s/%s: %d bytes on the wire", path.parent.name, path.name, shipment.wire_bytes)
 
-    async def _send(self, delivery: Delivery, bundle: Bundle, part_bytes: int) -> int:
-        """Sends a bundle, its closing event last; returns the size of all records when all are acknowledged."""
-        key = record_key(bundle.shard.run_id, bundle.shard.rollout_id, bundle.shard.stream)
-        digests: list[bytes] = []
-        part_counts: list[int] = []
-        wire_bytes = 0
-        slots = cut(bundle, part_bytes)
-        while (slot := await asyncio.to_thread(next, slots, None)) is not None:
-            for frame in slot.frames:
-                await delivery.send(key, frame)
-                wire_bytes += len(frame)
-            digests.append(slot.digest)
-            part_counts.append(len(slot.frames))
-        await delivery.acknowledged()
-        closing = encode(replace(bundle.shard, slot_digests=tuple(digests), part_counts=tuple(part_counts)))
-        await delivery.send(key, closing)
-        await delivery.acknowledged()
-        return wire_bytes + len(closing)
-
-    async def _set_aside(self, delivery: Delivery, path: Path, shard: DpShard | None, reason: str) -> None:
+    async def _set_aside(self, shipment: _Shipment, shard: DpShard | None, reason: str) -> None:
         if shard is not None:
-            key = record_key(shard.run_id, shard.rollout_id, shard.stream)
-            await delivery.send(
-                key, encode(replace(shard, sample_count=0, dropped_reason=f"set aside: {reason}"[:1000]))
-            )
-            await delivery.acknowledged()
+            dropped = replace(shard, sample_count=0, dropped_reason=f"set aside: {reason}"[:1000])
+            await shipment.send(encode(dropped), dropped)
+            await shipment.delivery.acknowledged()
+        path = shipment.path
+        try:
+            aside = await asyncio.to_thread(self._spool.set_aside, path, reason)
+        except OSError as exc:
+            self._troubles[path] += 1
+            _log.warning("bundle %s cannot be shipped (%s) nor set aside now: %s", path, reason, exc)
+            return
+        self._forget(path)
+        self.stats.set_aside_bundles += 1
+        _log.error("bundle %s cannot be shipped and was set aside in %s: %s", path, aside, reason)
+
+    def _forget(self, path: Path) -> None:
         self._part_bytes.pop(path, None)
-        aside = await asyncio.to_thread(self._spool.set_aside, path, reason)
-        _log.error("bundle %s cannot be shipped and was set aside in %s: %s", path.name, aside, reason)
+        del self._tries[path], self._troubles[path]
+
+
+async def _one_done(tasks: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
+    """Returns the tasks that still run after one has ended.
+
+    Raises:
+        Exception: of a task that failed.
+    """
+    done, running = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in done:
+        task.result()
+    return running

@@ -1,49 +1,119 @@
-"""The records topic: there, and how large its records may be."""
+"""The records topic: there, how large its records may be, and whether its settings keep them safe."""
 
+import asyncio
+import logging
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.errors import TopicAlreadyExistsError, for_code
+from aiokafka.errors import (
+    ClusterAuthorizationFailedError,
+    KafkaConnectionError,
+    KafkaTimeoutError,
+    TopicAlreadyExistsError,
+    TopicAuthorizationFailedError,
+    for_code,
+)
 
+from rollcast.producer.errors import ShipperError
+from rollcast.producer.shipper.access import explain
 from rollcast.producer.shipper.config import ShipperConfig
+from rollcast.producer.shipper.safety import BATCH_OVERHEAD_BYTES, dangers
+
+_DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
+
+_log = logging.getLogger("rollcast.ship")
 
 
-async def prepare_topic(config: ShipperConfig) -> int:
-    """Makes sure that the topic is there; returns the largest batch that it takes.
+class RecordsTopic:
+    """Looks after the records topic for all spools of a shipper."""
 
-    Raises:
-        KafkaError: no broker answers, or the topic cannot be created.
-    """
-    admin: Any = AIOKafkaAdminClient(bootstrap_servers=config.bootstrap_servers, client_id="rollcast-ship")
-    try:
-        await admin.start()
-        if config.topics.records not in await admin.list_topics():
-            await _create(admin, config)
-        return await _max_message_bytes(admin, config.topics.records)
-    finally:
-        await admin.close()
+    def __init__(self, config: ShipperConfig) -> None:
+        self._config, self._name = config, config.topics.records
+        self._warned = False
+
+    async def prepare(self) -> int:
+        """Makes sure that the topic is there; returns the largest batch that it takes.
+
+        Raises:
+            KafkaError: no broker answers in time.
+            ShipperError: the topic is missing, or the brokers refuse us.
+        """
+        # One connection, and a few requests on it.
+        timeout_s = 2 * self._config.request_timeout_ms / 1000
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._prepare()
+        except TimeoutError as exc:
+            raise KafkaTimeoutError(f"no answer within {timeout_s:g} s") from exc
+
+    async def _prepare(self) -> int:
+        admin: Any = AIOKafkaAdminClient(
+            bootstrap_servers=self._config.bootstrap_servers,
+            client_id="rollcast-ship",
+            request_timeout_ms=self._config.request_timeout_ms,
+            **self._config.security.client_options(),
+        )
+        try:
+            try:
+                await admin.start()
+            except KafkaConnectionError as exc:
+                raise KafkaConnectionError(await explain(self._config)) from exc
+            if self._name not in await admin.list_topics():
+                await self._create(admin)
+            settings = await self._settings(admin)
+            if not self._warned:
+                (topic,) = await admin.describe_topics([self._name])
+                replicas = min((len(partition["replicas"]) for partition in topic["partitions"]), default=1)
+                for danger in dangers(settings, replicas, self._config.max_part_bytes):
+                    _log.warning("topic %s: %s", self._name, danger)
+                self._warned = True
+            return int(settings.get("max.message.bytes", _DEFAULT_MAX_MESSAGE_BYTES))
+        finally:
+            await admin.close()
+
+    async def _create(self, admin: Any) -> None:
+        config = self._config
+        if not config.create_topics:
+            raise ShipperError(
+                f"topic {self._name} does not exist at {config.bootstrap_servers}: create it, allow rollcast-ship to "
+                "(--create-topics), or correct --topic-prefix"
+            )
+        topic = NewTopic(
+            name=self._name,
+            num_partitions=config.partitions,
+            replication_factor=config.replication_factor,
+            topic_configs=config.topics.settings(config.replication_factor)[self._name],
+        )
+        for name, code, *message in (await admin.create_topics([topic])).topic_errors:
+            # The consumer may have been quicker.
+            if code and for_code(code) is not TopicAlreadyExistsError:
+                raise _refused(code, f"topic {name} cannot be created", message)
+
+    async def _settings(self, admin: Any) -> dict[str, str]:
+        """Returns the topic's settings; none, where we may write to it but not look at them."""
+        settings: dict[str, str] = {}
+        for response in await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, self._name)]):
+            for code, message, _, _, entries in response.resources:
+                if for_code(code) in (TopicAuthorizationFailedError, ClusterAuthorizationFailedError):
+                    if not self._warned:
+                        _log.warning(
+                            "topic %s: its settings may not be read; allow DescribeConfigs to have them checked",
+                            self._name,
+                        )
+                elif code:
+                    raise _refused(code, f"the settings of topic {self._name} cannot be read", [message])
+                settings |= {name: value for name, value, *_ in entries}
+        return settings
 
 
-async def _create(admin: Any, config: ShipperConfig) -> None:
-    topic = NewTopic(
-        name=config.topics.records,
-        num_partitions=config.partitions,
-        replication_factor=config.replication_factor,
-        topic_configs=config.topics.settings()[config.topics.records],
-    )
-    for name, code, *message in (await admin.create_topics([topic])).topic_errors:
-        # The consumer may have been quicker.
-        if code and for_code(code) is not TopicAlreadyExistsError:
-            raise for_code(code)(f"topic {name} could not be created: {message}")
+def _refused(code: int, what: str, said: list[Any]) -> Exception:
+    error: type[Exception] = for_code(code)
+    if getattr(error, "retriable", False):
+        return error(f"{what}: {said}")
+    return ShipperError(f"{what}: {error.__name__} {' '.join(str(part) for part in said if part)}".rstrip())
 
 
-async def _max_message_bytes(admin: Any, topic: str) -> int:
-    for response in await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)]):
-        for code, message, _, _, entries in response.resources:
-            if code:
-                raise for_code(code)(f"the settings of topic {topic} cannot be read: {message}")
-            for name, value, *_ in entries:
-                if name == "max.message.bytes":
-                    return int(value)
-    raise for_code(-1)(f"topic {topic} does not tell its max.message.bytes")
+def part_limit(config: ShipperConfig, max_batch_bytes: int) -> int:
+    """Returns the largest part for a topic that takes batches of at most `max_batch_bytes`."""
+    return min(config.max_part_bytes, max_batch_bytes - BATCH_OVERHEAD_BYTES)

@@ -3,6 +3,8 @@
 <spool>/.shipper-<hash>.lock      held by the one shipper for a destination; without hash: for all of them
 <spool>/.trainers.lock           held, shared, by every live writer
 <spool>/.host-token              tells whether two ranks see the same folder
+<spool>/.stats-<run>-rank<n>.json counters of a rank, for the shipper's `/metrics`
+<spool>/<run>/.rank-<n>.lock     held by the rank that publishes the run, with its attempt and process id
 <spool>/<run>/.destination       Kafka address and topic prefix that the run is published for
 <spool>/<run>/<bundle>/          a committed bundle
 <spool>/<run>/.<bundle>.filling/ a bundle that its peers are filling
@@ -12,7 +14,6 @@
 """
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import IO
 
 from rollcast.producer.errors import SpoolError
+from rollcast.producer.spool.locks import is_held, lock
 from rollcast.producer.spool.pool import TensorPool
 from rollcast.producer.spool.read import TENSORS_NAME
 from rollcast.schemas.topics import file_name_for
@@ -66,7 +68,8 @@ class SpoolFolder:
         self.path = path = Path(path)
         try:
             path.mkdir(parents=True, exist_ok=True)
-            (path / ".host-token").touch()
+            self.token.touch()
+            self._identity = self._look_at_token()
         except OSError as exc:
             raise SpoolError(
                 f"spool folder {path} cannot be used ({exc.strerror}); give a writable local folder as spool_dir"
@@ -82,21 +85,40 @@ class SpoolFolder:
         """File whose inode tells one folder from another."""
         return self.path / ".host-token"
 
+    def is_intact(self) -> bool:
+        """Tells whether the folder is still the one that it was when this object was made."""
+        with contextlib.suppress(OSError):
+            return self._look_at_token() == self._identity
+        return False
+
+    def _look_at_token(self) -> tuple[int, int]:
+        status = self.token.stat()
+        return status.st_dev, status.st_ino
+
+    def run_folder(self, run_id: str) -> Path:
+        """Returns the folder of a run's bundles."""
+        return self.path / file_name_for(run_id)
+
     def committed(self, run_id: str, name: BundleName) -> Path:
         """Returns where a bundle stands once it is committed."""
-        return self.path / file_name_for(run_id) / str(name)
+        return self.run_folder(run_id) / str(name)
 
     def filling(self, run_id: str, name: BundleName) -> Path:
         """Returns where a bundle is filled."""
-        return self.path / file_name_for(run_id) / f".{name}{_FILLING}"
+        return self.run_folder(run_id) / f".{name}{_FILLING}"
+
+    def unfinished(self, run_id: str, name: BundleName) -> str:
+        """Returns how the paths begin where the bundles of one rollout are filled, or of one policy-loss call."""
+        source = "dp" if name.source.startswith("dp") else f"{name.source}."
+        return str(self.run_folder(run_id) / f".{name.rollout_id}-a{name.attempt}-{source}")
 
     def marking(self, run_id: str, name: BundleName) -> Path:
         """Returns where the mark of a dropped rollout is made; not where peers may still be giving up the bundle."""
-        return self.path / file_name_for(run_id) / f".{name}{_MARKING}"
+        return self.run_folder(run_id) / f".{name}{_MARKING}"
 
     def set_destination(self, run_id: str, destination: str) -> None:
         """Notes where the bundles of a run are to go; the latest start of the run decides."""
-        folder = self.path / file_name_for(run_id)
+        folder = self.run_folder(run_id)
         folder.mkdir(exist_ok=True)
         temporary = folder / f".destination-{os.getpid()}"
         temporary.write_text(destination)
@@ -118,22 +140,15 @@ class SpoolFolder:
         folder = file_name_for(run_id)
         return [(name, path) for name, path in self.bundles() if path.parent.name == folder]
 
-    def used_bytes(self) -> int:
-        """Returns the size of all bundles in the spool, finished or not; pool and poison left aside."""
-        total = 0
-        for folder, folders, files in os.walk(self.path):
-            if Path(folder) == self.path:
-                folders[:] = [name for name in folders if not name.startswith(".")]
-            for file in files:
-                # A bundle may be shipped and removed while it is being measured.
-                with contextlib.suppress(FileNotFoundError):
-                    total += (Path(folder) / file).stat().st_size
-        return total
-
     def sweep_unfinished(self, run_id: str, attempt: int) -> None:
-        """Removes what dead trainers left half-filled: earlier attempts of the run, and any where no trainer lives."""
-        alone = _lock(self.path / ".trainers.lock", fcntl.LOCK_EX)
+        """Removes what dead trainers left half-filled: earlier attempts of the run, and any where no trainer lives.
+
+        Where none lives their counters go too.
+        """
+        alone = lock(self.path / ".trainers.lock")
         try:
+            for stats in self.path.glob(".stats-*") if alone is not None else ():
+                stats.unlink(missing_ok=True)
             for pattern in (f"*/.*{_FILLING}", f"*/.*{_MARKING}"):
                 for entry in self.path.glob(pattern):
                     name = BundleName.parse(entry.name.removeprefix(".").removesuffix(entry.suffix))
@@ -174,11 +189,11 @@ class SpoolFolder:
 
     def try_own(self, destination: str | None) -> IO[bytes] | None:
         """Becomes the shipper for a destination, or for all: returns the lock file to keep, None where there is one."""
-        return _lock(self._shipper_lock(destination), fcntl.LOCK_EX)
+        return lock(self._shipper_lock(destination))
 
     def has_shipper(self, destination: str) -> bool:
         """Tells whether a shipper takes care of a destination."""
-        return not all(_lockable(self._shipper_lock(which)) for which in (destination, None))
+        return any(is_held(self._shipper_lock(which)) for which in (destination, None))
 
     def _shipper_lock(self, destination: str | None) -> Path:
         suffix = "" if destination is None else f"-{hashlib.sha256(destination.encode()).hexdigest()[:16]}"
@@ -186,37 +201,17 @@ class SpoolFolder:
 
     def register_trainer(self) -> IO[bytes]:
         """Marks this process as a live writer for as long as the returned file is open."""
-        lock = _lock(self.path / ".trainers.lock", fcntl.LOCK_SH)
-        if lock is None:
-            # Only the shipper ever takes it exclusively, for an instant, to look whether anybody is there.
-            lock = (self.path / ".trainers.lock").open("ab")
-            fcntl.flock(lock, fcntl.LOCK_SH)
-        return lock
+        # A shipper or a starting trainer takes it exclusively, for an instant, to look whether anybody is there.
+        held = lock(self.path / ".trainers.lock", shared=True, wait=True)
+        assert held is not None  # noqa: S101  # it was waited for
+        return held
 
     def has_trainers(self) -> bool:
         """Tells whether a writer of this spool is alive."""
-        return not _lockable(self.path / ".trainers.lock")
+        return is_held(self.path / ".trainers.lock")
 
 
 def _destination_of(run: Path) -> str | None:
     with contextlib.suppress(FileNotFoundError):
         return (run / _DESTINATION).read_text()
     return None
-
-
-def _lock(path: Path, operation: int) -> IO[bytes] | None:
-    file = path.open("ab")
-    try:
-        fcntl.flock(file, operation | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
-
-
-def _lockable(path: Path) -> bool:
-    lock = _lock(path, fcntl.LOCK_EX)
-    if lock is None:
-        return False
-    lock.close()
-    return True

@@ -1,12 +1,17 @@
 """Emptied tensor files, kept to be filled again: memory that is already there is cheaper than new pages."""
 
 import contextlib
-import fcntl
+import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from rollcast.producer.spool.locks import lock
+
 DEFAULT_MAX_POOL_BYTES = 4 * 1024**3
+# A file that is cut down to a much smaller bundle loses the pages for which it was kept.
+_MAX_CUT = 4
+_SMALL_BYTES = 1024**2
 
 
 class TensorPool:
@@ -34,10 +39,17 @@ class TensorPool:
         return sorted(found)
 
     def give(self, file: Path) -> None:
-        """Takes a file out of its place, into the pool or, where that is full, away."""
+        """Takes a file out of its place into the pool, from which the oldest ones go where that is full."""
         with self._locked():
             status = file.stat()
-            if sum(size for size, _ in self.files()) + status.st_size > self._max_bytes:
+            files = self.files()
+            held = sum(size for size, _ in files)
+            for size, path in sorted(files, key=_age) if status.st_size <= self._max_bytes else ():
+                if held + status.st_size <= self._max_bytes:
+                    break
+                _remove(path)
+                held -= size
+            if held + status.st_size > self._max_bytes:
                 file.unlink()
             else:
                 # The inode is unique as long as the file exists.
@@ -54,24 +66,83 @@ class TensorPool:
         with self._locked():
             if not target.exists():
                 files = self.files()
-                # The smallest that is large enough; else the largest, which then has to grow the least.
-                fitting = [path for available, path in files if available >= size] or [path for _, path in files[-1:]]
+                # Else the largest of the smaller ones, which has to grow the least.
+                fitting = [path for available, path in files if _fits(available, size)] or [
+                    path for available, path in files if available < size
+                ][-1:]
                 if fitting:
                     fitting[0].rename(target)
-            descriptor = os.open(target, os.O_RDWR | os.O_CREAT, 0o644)
             try:
-                present = os.fstat(descriptor).st_size
-                if size < present:
-                    os.ftruncate(descriptor, size)
-                elif size > present:
-                    # Without a reservation a full disk would show as SIGBUS in the middle of a copy.
-                    os.posix_fallocate(descriptor, present, size - present)
-            finally:
-                os.close(descriptor)
+                _reserve(target, size)
+            except OSError as exc:
+                if exc.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                    raise
+                # Files that nobody needs must not be what fills the disk.
+                for _, path in self.files():
+                    _remove(path)
+                _reserve(target, size)
+
+    def keep_spares(self, count: int, size: int) -> None:
+        """Makes files of `size` until the pool has `count` that would do for it; for a background thread.
+
+        One process does it at a time; the others return at once. None is made beyond the pool's bound, or where it
+        would take more than half of the room that the disk has left.
+
+        Raises:
+            OSError: the disk does not take it.
+        """
+        self._folder.mkdir(parents=True, exist_ok=True)
+        making = lock(self._folder / ".spare.lock")
+        if making is None:
+            return
+        with making:
+            while self._wants_spare(count, size):
+                # Reserved under no lock that a publish waits for.
+                spare = self._folder / ".spare"
+                _reserve(spare, size)
+                with self._locked():
+                    spare.rename(self._folder / str(spare.stat().st_ino))
+
+    def _wants_spare(self, count: int, size: int) -> bool:
+        files = self.files()
+        if sum(_fits(available, size) for available, _ in files) >= count:
+            return False
+        disk = os.statvfs(self._folder)
+        within = sum(available for available, _ in files) + size <= self._max_bytes
+        return within and 2 * size <= disk.f_bavail * disk.f_frsize
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / ".lock").open("ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        held = lock(self._folder / ".lock", wait=True)
+        assert held is not None  # noqa: S101  # it was waited for
+        with held:
             yield
+
+
+def _fits(available: int, size: int) -> bool:
+    return size <= available <= max(_MAX_CUT * size, _SMALL_BYTES)
+
+
+def _age(file: tuple[int, Path]) -> float:
+    # The rename into the pool sets it.
+    return file[1].stat().st_ctime
+
+
+def _remove(file: Path) -> None:
+    # Mappings that processes keep would keep the pages too.
+    os.truncate(file, 0)
+    file.unlink()
+
+
+def _reserve(file: Path, size: int) -> None:
+    descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        present = os.fstat(descriptor).st_size
+        if size < present:
+            os.ftruncate(descriptor, size)
+        elif size > present:
+            # Without a reservation a full disk would show as SIGBUS in the middle of a copy.
+            os.posix_fallocate(descriptor, present, size - present)
+    finally:
+        os.close(descriptor)

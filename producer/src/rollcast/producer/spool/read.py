@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import fastavro
+import xxhash
 
 from rollcast.producer.errors import SpoolError
 from rollcast.schemas.codec import RAW, SPOOL
@@ -14,6 +15,8 @@ from rollcast.schemas.framing import current_schema, event_from_avro
 
 TENSORS_NAME = "tensors.safetensors"
 RECORDS_NAME = "records.avro"
+DIGEST_KEY = "rollcast.tensors.xxh3_128"
+"""In the metadata of the Avro file: digest of what is behind the head of the tensor file."""
 HEAD_LENGTH_BYTES = 8
 """A safetensors file begins with the length of its head, in so many bytes."""
 
@@ -40,7 +43,9 @@ def read_bundle(path: Path) -> Bundle:
     """
     try:
         with (path / RECORDS_NAME).open("rb") as file:
-            events = [_event(item) for item in fastavro.reader(file, return_record_name=True)]
+            reader = fastavro.reader(file, return_record_name=True)
+            events = [_event(item) for item in reader]
+            digest = reader.metadata.get(DIGEST_KEY)
     except FileNotFoundError as exc:
         raise SpoolError(f"{path / RECORDS_NAME} is missing") from exc
     except OSError:
@@ -54,7 +59,19 @@ def read_bundle(path: Path) -> Bundle:
     slots = tuple(
         replace(part, columns=tuple(_resolve(column, data, path) for column in part.columns)) for part in parts
     )
+    # It was taken when the bundle was committed, so a disk that has lost or changed something since is found out.
+    if parts and digest is not None and digest != xxhash.xxh3_128_hexdigest(data):
+        raise SpoolError(f"{path / TENSORS_NAME} is damaged: its digest is not the one in {RECORDS_NAME}")
     return Bundle(slots=slots, shard=events[-1])
+
+
+def tensors_digest(path: Path) -> str:
+    """Returns the digest of a filled tensor file; long work, which leaves the interpreter lock free.
+
+    Raises:
+        SpoolError: it is missing or not of this layout.
+    """
+    return xxhash.xxh3_128_hexdigest(_map_data(path))
 
 
 def record_schema() -> Any:

@@ -78,10 +78,9 @@ def finish_tensor_file(path: Path, records: ShardRecords) -> None:
     head = head_for(records.columns)
     with path.open("r+b") as file:
         file.write(head)
-        for offset, segments in records.segments(None):
-            for start, _, size in segments:
-                file.seek(len(head) + offset + start)
-                file.write(bytes(size))
+        for _, target, _, size in records.segments(None).as_tuples():
+            file.seek(len(head) + target)
+            file.write(bytes(size))
 
 
 class TensorFile:

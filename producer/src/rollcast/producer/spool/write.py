@@ -1,5 +1,7 @@
 """Writes a bundle: one shard of a rollout on disk, as one tensor file and one Avro file."""
 
+import errno
+import os
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator
@@ -7,9 +9,9 @@ from pathlib import Path
 
 import fastavro
 
-from rollcast.producer.errors import SpoolError
+from rollcast.producer.errors import BundleExistsError, SpoolError
 from rollcast.producer.plan import ShardPlan, ShardRecords
-from rollcast.producer.spool.read import RECORDS_NAME, TENSORS_NAME, record_schema
+from rollcast.producer.spool.read import DIGEST_KEY, RECORDS_NAME, TENSORS_NAME, record_schema, tensors_digest
 from rollcast.producer.spool.tensor_file import TensorFiles, finish_tensor_file, head_size
 from rollcast.schemas.codec import SPOOL
 from rollcast.schemas.events import SHARD_SLOT, Column, DpShard, SamplePart, TensorSlice
@@ -60,7 +62,9 @@ def is_filled(filling: Path, peers: int) -> bool:
     return all((filling / f"{_FILLED}{rank}").exists() for rank in range(peers))
 
 
-def commit_bundle(filling: Path, committed: Path, content: ShardRecords | None, shard: DpShard) -> None:
+def commit_bundle(
+    filling: Path, committed: Path, content: ShardRecords | None, shard: DpShard, *, fsync: bool = False
+) -> None:
     """Adds the Avro file and gives the bundle its final name; the rename is the commit.
 
     Args:
@@ -68,19 +72,45 @@ def commit_bundle(filling: Path, committed: Path, content: ShardRecords | None, 
         committed: its final name.
         content: None for a dropped rollout, which has no content.
         shard: the closing event, digests and part counts still empty.
+        fsync: a committed bundle survives a power cut.
+
+    Raises:
+        BundleExistsError: there is a bundle with the final name.
+        SpoolError: the tensor file is gone.
+        OSError: the disk does not take it.
     """
     filling.mkdir(parents=True, exist_ok=True)
     if content is not None:
         finish_tensor_file(filling / TENSORS_NAME, content)
     slots = [] if content is None else _slot_records(content, shard)
+    metadata = {} if content is None else {DIGEST_KEY: tensors_digest(filling / TENSORS_NAME)}
     events: list[SamplePart | DpShard] = [*slots, shard]
+    records = [(f"rollcast.{type(event).__name__}", event_to_avro(event)) for event in events]
     with (filling / RECORDS_NAME).open("wb") as file:
-        fastavro.writer(
-            file, record_schema(), [(f"rollcast.{type(event).__name__}", event_to_avro(event)) for event in events]
-        )
+        fastavro.writer(file, record_schema(), records, metadata=metadata)
     for mark in filling.glob(f"{_FILLED}*"):
         mark.unlink()
-    filling.rename(committed)
+    if fsync:
+        for path in (*filling.iterdir(), filling):
+            _fsync(path)
+    try:
+        filling.rename(committed)
+    except OSError as exc:
+        if exc.errno not in {errno.ENOTEMPTY, errno.EEXIST}:
+            raise
+        raise BundleExistsError(
+            f"{committed} exists: another trainer publishes with the same run_id and attempt; raise one's attempt"
+        ) from exc
+    if fsync:
+        _fsync(committed.parent)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _slot_records(content: ShardRecords, shard: DpShard) -> Iterator[SamplePart]:

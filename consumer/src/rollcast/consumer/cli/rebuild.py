@@ -1,0 +1,66 @@
+"""`rollcast rebuild`: dumps again, from the records that are still on the topic."""
+
+import asyncio
+import logging
+import re
+from typing import Annotated
+
+import typer
+
+from rollcast.consumer.config import ConsumeConfig, Layout
+from rollcast.schemas import Topics
+
+_ROLLOUTS = re.compile(r"(\d{1,18})(?:\.\.(\d{1,18}))?\Z")
+_MOST_ROLLOUTS = 100_000
+
+
+def rebuild(
+    *,
+    bootstrap: Annotated[
+        str, typer.Option(envvar="ROLLCAST_BOOTSTRAP_SERVERS", help="Kafka brokers, host:port, comma-separated.")
+    ],
+    dump_path: Annotated[str, typer.Option(help="Where dumps go, as `rollcast consume` was given it.")],
+    run: Annotated[str, typer.Option(help="The run id.")],
+    rollout: Annotated[str, typer.Option(help="A rollout, or the first and the last: 7 or 7..12.")],
+    layout: Annotated[Layout, typer.Option(help="As `rollcast consume` was given it.")] = Layout.SLIME,
+    topic_prefix: Annotated[str, typer.Option(help="First part of the topic names.")] = "rollcast",
+    max_resident_bytes: Annotated[
+        int, typer.Option(min=1, help="Cap on the records of unfinished rollouts in memory.")
+    ] = 4 * 1024**3,
+    connect_timeout_s: Annotated[float, typer.Option(help="Bound on reaching a broker at start.")] = 15.0,
+) -> None:
+    """Make dumps again that were lost, damaged or removed. Exit status: 0 all are there, 1 not, 2 trouble.
+
+    A running `rollcast consume` is not disturbed. A sound dump is left as it is.
+    """
+    config = ConsumeConfig(
+        bootstrap_servers=bootstrap,
+        dump_path=dump_path,
+        layout=layout,
+        topics=Topics(topic_prefix),
+        create_topics=False,
+        max_resident_bytes=max_resident_bytes,
+        connect_timeout_s=connect_timeout_s,
+    )
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    if not asyncio.run(_rebuild(config, run, _rollouts(rollout))):
+        raise typer.Exit(1)
+
+
+def _rollouts(text: str) -> range:
+    match = _ROLLOUTS.match(text)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+    if not first <= last < first + _MOST_ROLLOUTS:
+        raise typer.BadParameter(f"{text!r} is no rollout and no range of at most {_MOST_ROLLOUTS}; use 7 or 7..12")
+    return range(first, last + 1)
+
+
+async def _rebuild(config: ConsumeConfig, run_id: str, rollouts: range) -> bool:
+    from rollcast.consumer.rebuilding import rebuild as rebuilding
+
+    done = True
+    async for rebuilt in rebuilding(config, run_id, rollouts):
+        typer.echo(f"rollout {rebuilt.rollout_id}: {'' if rebuilt.done else 'cannot be rebuilt: '}{rebuilt.told}")
+        done &= rebuilt.done
+    return done

@@ -1,0 +1,38 @@
+"""What the daemon says of itself: whether it lives, and whether it does its work."""
+
+from rollcast.consumer.member import Member
+from rollcast.consumer.retry import Retry
+from rollcast.consumer.watchdog import Watchdog
+
+
+class Health:
+    """Answers from the daemon's own state; an empty answer means that all is well.
+
+    Attributes:
+        member: the present membership of the group; None before the first.
+
+    Args:
+        retry: knows what fails at present.
+        watchdog: knows whether records come.
+    """
+
+    def __init__(self, retry: Retry, watchdog: Watchdog) -> None:
+        self._retry, self._watchdog = retry, watchdog
+        self.member: Member | None = None
+
+    def live_problems(self) -> list[str]:
+        """Returns why a restart might help: records are there and do not come, not even by a new client."""
+        stalled_s = self._watchdog.stalled_s
+        return [] if stalled_s is None else [f"no record came for {stalled_s:.0f} s, with {self._watchdog.lag} to read"]
+
+    def ready_problems(self) -> list[str]:
+        """Returns why no dump is to be expected of it now."""
+        problems = self.live_problems()
+        if self._retry.stopping:
+            problems.append("it stops")
+        elif self.member is None or not self.member.placed:
+            problems.append("the group has not given it partitions yet")
+        elif self._watchdog.lag is None:
+            problems.append("Kafka has not said how much is to read")
+        problems += [f"it could not {what}: {problem}" for what, problem in self._retry.failing.items()]
+        return problems

@@ -1,0 +1,64 @@
+"""What stood under a name before another file gets it, kept under a second name."""
+
+import errno
+import hashlib
+import logging
+import os
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from rollcast.consumer.store.files import write_durably
+from rollcast.consumer.store.manifest import Manifest, manifest_path
+from rollcast.consumer.store.template import PathTemplate
+
+_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
+_DIGEST_CHARS = 16
+
+_log = logging.getLogger("rollcast.consumer")
+
+
+def keep_aside(template: PathTemplate, base: Path, manifest: Manifest) -> None:
+    """Gives the files of a dump a second name, `<stem>.attempt-N`, with a manifest; it may be repeated after a crash.
+
+    Readers of the files, and the files themselves, notice nothing.
+    """
+    word = f"attempt-{manifest.id.attempt}"
+    files = []
+    for file in manifest.files:
+        path = base.with_name(file.name)
+        aside = template.beside(path, word)
+        _link(path, aside)
+        files.append(replace(file, name=aside.name))
+    text = replace(manifest, files=tuple(files)).to_json().encode()
+    write_durably(manifest_path(template.beside(base, word)), lambda file: file.write(text))
+
+
+def keep_unknown(template: PathTemplate, path: Path, sha256: str) -> None:
+    """Keeps a file that no manifest describes as `<stem>.unknown-<digest>`, unless its content is about to come again.
+
+    A crash before the manifest leaves a dump without one, which is the same as the one that is written next; anything
+    else is somebody else's file.
+    """
+    if not path.exists() or path.stat().st_nlink > 1:
+        # A second name is that of `keep_aside`, before a crash.
+        return
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != sha256:
+        aside = template.beside(path, f"unknown-{digest[:_DIGEST_CHARS]}")
+        _log.warning("%s is kept as %s: no manifest tells what it is", path, aside.name)
+        _link(path, aside)
+
+
+def _link(path: Path, aside: Path) -> None:
+    try:
+        os.link(path, aside)
+    except (FileExistsError, FileNotFoundError):
+        # A crash came between this step and the new manifest: what is aside already is the right one.
+        return
+    except OSError as exc:
+        if exc.errno not in _NO_HARD_LINKS:
+            raise
+        with suppress(FileNotFoundError):
+            path.rename(aside)

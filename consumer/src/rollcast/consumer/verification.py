@@ -1,0 +1,102 @@
+"""Whether dumps are what their manifests say."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollcast.consumer.dump_file import check_against, count_samples, described_in, load_file
+from rollcast.consumer.errors import DumpFileError
+from rollcast.consumer.store.manifest import Manifest, parse_manifest
+from rollcast.consumer.store.template import MANIFEST_SUFFIX
+from rollcast.schemas import TRAIN_STREAM
+
+_DUMP_SUFFIX = ".pt"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is known of one dump.
+
+    Attributes:
+        path: of its file; of its manifest, if it has several.
+        manifest: that it was checked against; None without a usable one.
+        problem: why it is not sound; None if it is.
+    """
+
+    path: Path
+    manifest: Manifest | None
+    problem: str | None = None
+
+
+def verify(path: Path) -> Iterator[Verdict]:
+    """Yields a verdict on each dump: of this file, of this manifest, or on all below this folder.
+
+    A dump is sound if every file has the size and SHA-256 of its manifest, loads without running code, and holds the
+    rollout and the numbers of samples and shards that the manifest tells. Nothing is changed.
+    """
+    if path.is_dir():
+        yield from _verify_below(path)
+    elif path.name.endswith(MANIFEST_SUFFIX):
+        yield _verify_manifest(path)
+    else:
+        yield _verify_file(path)
+
+
+def _verify_below(folder: Path) -> Iterator[Verdict]:
+    described: set[Path] = set()
+    for path in sorted(folder.rglob(f"*{MANIFEST_SUFFIX}")):
+        verdict = _verify_manifest(path)
+        files = verdict.manifest.files if verdict.manifest is not None else ()
+        described |= {path.with_name(file.name) for file in files}
+        yield verdict
+    for path in sorted(folder.rglob(f"*{_DUMP_SUFFIX}")):
+        if path not in described:
+            yield Verdict(path, None, "no usable manifest describes it")
+
+
+def _verify_manifest(path: Path) -> Verdict:
+    try:
+        manifest = parse_manifest(path)
+    except (DumpFileError, OSError) as exc:
+        return Verdict(path, None, str(exc))
+    return _verdict(path, manifest) if manifest is not None else Verdict(path, None, "it is not there")
+
+
+def _verify_file(path: Path) -> Verdict:
+    try:
+        described = described_in(path) if path.exists() else None
+    except (DumpFileError, OSError) as exc:
+        return Verdict(path, None, f"its manifest cannot be used: {exc}")
+    if described is None:
+        return Verdict(path, None, "no usable manifest describes it" if path.exists() else "it is not there")
+    return _verdict(path, described[0])
+
+
+def _verdict(beside: Path, manifest: Manifest) -> Verdict:
+    several = len(manifest.files) != 1
+    path = beside if several else beside.with_name(manifest.files[0].name)
+    try:
+        _check(beside, manifest)
+    except DumpFileError as exc:
+        return Verdict(path, manifest, str(exc))
+    return Verdict(path, manifest)
+
+
+def _check(beside: Path, manifest: Manifest) -> None:
+    samples = shards = 0
+    for file in manifest.files:
+        path = beside.with_name(file.name)
+        check_against(path, file)
+        payload = load_file(path)
+        count = count_samples(payload)
+        if count is None:
+            raise DumpFileError(f"{path} is a torch file, but no dump: it has neither samples nor rollout_data")
+        number = payload.get("rollout_id", payload.get("call"))
+        if number != manifest.id.rollout_id:
+            raise DumpFileError(f"{path} is of rollout {number}, its manifest of rollout {manifest.id.rollout_id}")
+        samples += count
+        shards += len(payload["dp_shards"]) if isinstance(payload.get("dp_shards"), list) else 1
+    if samples != manifest.samples:
+        raise DumpFileError(f"it has {samples} samples, its manifest tells of {manifest.samples}")
+    if shards != manifest.shards and manifest.id.stream == TRAIN_STREAM:
+        raise DumpFileError(f"it has {shards} shards, its manifest tells of {manifest.shards}")

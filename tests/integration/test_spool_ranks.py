@@ -1,0 +1,84 @@
+"""A spool in trouble under real ranks: whole rollouts or none, on all shards alike, and training goes on."""
+
+import asyncio
+import uuid
+from pathlib import Path
+
+import pytest
+
+from fixtures.ranks import Grid, run_ranks
+from fixtures.rollouts import whole_shard
+from fixtures.spool_programs import (
+    BROKER_IS_BACK,
+    publish_while_the_broker_is_away,
+    publish_with_a_peer_killed,
+    wait_until,
+)
+from fixtures.topic import payload_in, read_until, shards_in
+from rollcast.consumer.broker import JvmBroker
+from rollcast.consumer.difference import differences
+from rollcast.producer.spool.folder import SpoolFolder
+from rollcast.producer.spool.read import read_bundle
+from rollcast.schemas import SamplePart, build_dump_payload
+
+pytestmark = pytest.mark.timeout(200)
+
+
+@pytest.mark.parametrize("grid", [Grid(world=2), Grid(world=4, context=2)], ids=["dp2", "cp2 dp2"])
+async def test_a_spool_full_while_the_broker_is_away_drops_whole_rollouts_and_says_so_when_it_is_back(
+    own_broker: JvmBroker, tmp_path: Path, grid: Grid
+) -> None:
+    prefix = f"test-{uuid.uuid4().hex[:12]}"
+    own_broker.stop()
+    ranks = asyncio.create_task(
+        asyncio.to_thread(
+            run_ranks, grid, publish_while_the_broker_is_away, tmp_path, own_broker.bootstrap_servers, prefix
+        )
+    )
+    await asyncio.to_thread(wait_until, lambda: ranks.done() or len(list(tmp_path.glob("full-*"))) == grid.world)
+    await asyncio.to_thread(own_broker.start)
+    (tmp_path / BROKER_IS_BACK).touch()
+    results = await ranks
+    for rank, result in enumerate(results):
+        writes = rank % grid.context == 0
+        assert result["statuses"] == ["published", "published", "dropped", "dropped", "published"]
+        assert max(result["stall_s"]) < 20
+        assert min(result["room_s"][2:4]) >= 0.5
+        assert (result["published"], result["dropped"]) == ((3, 2) if writes else (0, 0))
+        assert result["closed"]
+    events = await read_until(
+        own_broker.bootstrap_servers,
+        f"{prefix}.records",
+        lambda events: all(len(shards_in(events, rollout_id)) == 2 for rollout_id in range(5)),
+    )
+    for rollout_id in (0, 1, 4):
+        shards = [
+            {
+                "rank": shard * grid.context,
+                "data_parallel_rank": shard,
+                "rollout_data": whole_shard(rollout_id, shard, 2),
+            }
+            for shard in range(2)
+        ]
+        direct = build_dump_payload(shards, rollout_id=rollout_id, writer_rank=0)
+        assert not differences(payload_in(events, rollout_id), direct)
+    for rollout_id in (2, 3):
+        assert {shard.data_parallel_rank for shard in shards_in(events, rollout_id)} == {0, 1}
+        assert {shard.dropped_reason for shard in shards_in(events, rollout_id)} == {"rank 0 (shard 0): spool full"}
+    assert {event.rollout_id for event in events if isinstance(event, SamplePart)} == {0, 1, 4}
+
+
+def test_a_peer_killed_in_mid_publish_costs_its_shard_of_one_rollout_and_hangs_nobody(tmp_path: Path) -> None:
+    results = run_ranks(Grid(world=4, context=2), publish_with_a_peer_killed, tmp_path, 3, killed={3})
+    for rank in (0, 1, 2):
+        assert results[rank]["statuses"] == ["published", "disabled"]
+        assert results[rank]["seconds"] < 20
+        assert results[rank]["dropped"] == (rank == 2)
+    reasons = {
+        name.source: read_bundle(path).shard.dropped_reason for name, path in SpoolFolder(tmp_path / "spool").bundles()
+    }
+    assert reasons.pop("dp0") is None
+    (reason,) = reasons.values()
+    assert reason is not None
+    assert "a context-parallel peer did not fill its part within 1 s" in reason
+    assert not list(tmp_path.rglob("*.filling"))

@@ -1,0 +1,206 @@
+"""Dumps with ranks and attempts in their names, files of others, and what the retention removes."""
+
+from pathlib import Path
+
+import pytest
+
+from fixtures.stored import KEY, MISSING, dump
+from rollcast.consumer.dump_file import load_dump
+from rollcast.consumer.errors import QuotaError
+from rollcast.consumer.retention import Retention
+from rollcast.consumer.rollout import RolloutKey
+from rollcast.consumer.store import LocalDumpStore
+from rollcast.consumer.store.files import LOCK_NAME
+from rollcast.consumer.store.manifest import manifest_path, read_manifest
+from rollcast.consumer.verification import verify
+
+
+def store(
+    folder: Path, name: str = "{rollout_id}.pt", retention: Retention | None = None, *, several_files: bool = False
+) -> LocalDumpStore:
+    made = LocalDumpStore(
+        f"{folder}/{{run_id}}/{name}", several_files=several_files, retention=retention or Retention()
+    )
+    made.open()
+    return made
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "run").iterdir()} - {LOCK_NAME}
+
+
+def sound(folder: Path) -> bool:
+    return all(verdict.problem is None for verdict in verify(folder))
+
+
+def test_where_names_have_attempts_each_dump_stays_and_the_highest_counts(tmp_path: Path) -> None:
+    kept = store(tmp_path, "{rollout_id}.{attempt}.pt")
+    kept.publish(dump(attempt=1))
+    kept.publish(dump(attempt=10, missing=MISSING))
+    first = kept.published(KEY)
+    ten = kept.publish(dump(attempt=10))
+    kept.publish(dump(attempt=9))
+    kept.publish(dump(70, attempt=20))
+
+    assert first is not None
+    assert first.path.name == "7.1.pt"
+    assert kept.published(KEY) == ten
+    assert names(tmp_path) == {
+        *("7.1.pt", "7.1.pt.manifest.json", "7.10.pt", "7.10.pt.manifest.json"),
+        *("70.20.pt", "70.20.pt.manifest.json"),
+    }
+    assert sound(tmp_path)
+
+
+def test_a_dump_of_several_files_has_one_manifest_and_replaces_files_of_other_ranks(tmp_path: Path) -> None:
+    kept = store(tmp_path, "{rollout_id}_{rank}.pt", several_files=True)
+    kept.publish(dump(ranks=(0, 1), attempt=2, missing=MISSING))
+    kept.publish(dump(ranks=(0, 4)))
+
+    newer = kept.publish(dump(ranks=(0, 2), attempt=2))
+
+    assert newer.path.name == "7_rank.pt.manifest.json"
+    assert [file.name for file in newer.manifest.files] == ["7_0.pt", "7_2.pt"]
+    assert len(newer.manifest.sha256) == 64
+    assert kept.published(KEY) == newer
+    assert names(tmp_path) == {
+        *("7_0.pt", "7_2.pt", "7_rank.pt.manifest.json"),
+        *("7_0.attempt-1.pt", "7_4.attempt-1.pt", "7_rank.attempt-1.pt.manifest.json"),
+    }
+    assert sound(tmp_path)
+
+
+def test_a_dump_that_lacks_one_of_its_files_is_not_published(tmp_path: Path) -> None:
+    kept = store(tmp_path, "{rollout_id}_{rank}.pt", several_files=True)
+    kept.publish(dump(ranks=(0, 1)))
+    (tmp_path / "run" / "7_1.pt").unlink()
+
+    assert kept.published(KEY) is None
+    kept.publish(dump(ranks=(0, 1)))
+    assert kept.published(KEY) is not None
+    assert sound(tmp_path)
+
+
+def test_a_file_of_somebody_else_is_kept_and_not_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "7.pt").write_bytes(b"not ours")
+
+    published = store(tmp_path).publish(dump())
+
+    (other,) = (tmp_path / "run").glob("7.unknown-*.pt")
+    assert other.read_bytes() == b"not ours"
+    assert len(load_dump(published.path)["samples"]) == 2
+
+
+def test_the_same_dump_that_a_crash_has_left_without_a_manifest_is_taken_over(tmp_path: Path) -> None:
+    kept = store(tmp_path)
+    manifest_path(kept.publish(dump()).path).unlink()
+
+    kept.publish(dump())
+
+    assert names(tmp_path) == {"7.pt", "7.pt.manifest.json"}
+
+
+def test_a_removed_dump_leaves_its_manifest_and_is_not_published_again(tmp_path: Path) -> None:
+    kept = store(tmp_path, retention=Retention(keep_last=2, keep_every=4, pinned=frozenset({1})))
+    for rollout_id in range(8):
+        kept.publish(dump(rollout_id))
+    dumps = {name for name in names(tmp_path) if name.endswith(".pt")}
+    before = names(tmp_path)
+
+    again = store(tmp_path).publish(dump(3))
+
+    assert dumps == {"0.pt", "1.pt", "4.pt", "6.pt", "7.pt"}
+    assert {name for name in before if name.startswith("3.")} == {"3.pt.removed.json"}
+    assert again.removed
+    assert again.manifest.id.rollout_id == 3
+    assert names(tmp_path) == before
+    assert sound(tmp_path)
+
+
+def test_a_higher_attempt_of_a_removed_dump_is_published(tmp_path: Path) -> None:
+    kept = store(tmp_path, retention=Retention(keep_last=1))
+    for rollout_id in range(3):
+        kept.publish(dump(rollout_id))
+
+    kept.publish(dump(0, attempt=2))
+
+    assert names(tmp_path) == {"0.pt", "0.pt.manifest.json", "1.pt.removed.json", "2.pt.removed.json"}
+    assert sound(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["{rollout_id}.pt", "{rollout_id}.{attempt}.pt"])
+def test_older_attempts_go_with_the_dump(tmp_path: Path, name: str) -> None:
+    kept = store(tmp_path, name, Retention(keep_last=1))
+    kept.publish(dump(1, attempt=1))
+    kept.publish(dump(1, attempt=2))
+    kept.publish(dump(2, attempt=2))
+
+    assert {each.split(".")[0] for each in names(tmp_path) if not each.endswith(".removed.json")} == {"2"}
+    removed = kept.published(RolloutKey("run", 1))
+    assert removed is not None
+    assert removed.removed
+    assert removed.manifest.id.attempt == 2
+
+
+def test_incomplete_dumps_and_other_runs_are_not_removed(tmp_path: Path) -> None:
+    other = tmp_path / "run2"
+    store(tmp_path).publish(dump(1, missing=MISSING))
+    LocalDumpStore(f"{other}/{{run_id}}/{{rollout_id}}.pt").publish(dump(1))
+    kept = store(tmp_path, retention=Retention(keep_last=1))
+    kept.publish(dump(2))
+    kept.publish(dump(3))
+
+    assert names(tmp_path) == {
+        *("1.incomplete.pt", "1.incomplete.pt.manifest.json"),
+        *("2.pt.removed.json", "3.pt", "3.pt.manifest.json"),
+    }
+    assert names(other) == {"1.pt", "1.pt.manifest.json"}
+
+
+def test_a_dump_that_does_not_fit_into_the_quota_is_refused_and_nothing_is_changed(tmp_path: Path) -> None:
+    size = store(tmp_path).publish(dump(1)).manifest.file_bytes
+    kept = store(tmp_path, retention=Retention(max_bytes=size + size // 2, pinned=frozenset({1})))
+    before = names(tmp_path)
+
+    with pytest.raises(QuotaError):
+        kept.publish(dump(2))
+    assert names(tmp_path) == before
+
+    roomy = store(tmp_path, retention=Retention(max_bytes=2 * size, pinned=frozenset({1})))
+    roomy.publish(dump(2))
+    roomy.publish(dump(3))
+    assert {name for name in names(tmp_path) if name.endswith(".pt")} == {"1.pt", "3.pt"}
+
+
+def test_a_manifest_tells_where_a_dump_came_from_and_what_was_dropped(tmp_path: Path) -> None:
+    published = store(tmp_path).publish(dump())
+
+    manifest = read_manifest(published.path)
+
+    assert manifest is not None
+    assert manifest.duplicates == 3
+    assert [(span.partition, span.first, span.last) for span in manifest.offsets] == [(2, 10, 20)]
+    assert manifest.versions.keys() == {"python", "torch", "rollcast"}
+
+
+def test_what_is_left_of_a_newer_attempt_is_not_overwritten_by_an_older_one(tmp_path: Path) -> None:
+    kept = store(tmp_path, "{rollout_id}_{rank}.pt", several_files=True)
+    kept.publish(dump(ranks=(0, 1), attempt=2))
+    left = (tmp_path / "run" / "7_0.pt").read_bytes()
+    (tmp_path / "run" / "7_1.pt").unlink()
+
+    kept.publish(dump(ranks=(0, 1), attempt=1))
+
+    assert (tmp_path / "run" / "7_0.attempt-2.pt").read_bytes() == left
+
+
+def test_a_withdrawn_attempt_leaves_the_others_published(tmp_path: Path) -> None:
+    kept = store(tmp_path, "{rollout_id}.{attempt}.pt")
+    one = kept.publish(dump(attempt=1))
+    two = kept.publish(dump(attempt=2))
+
+    kept.withdraw(two.manifest.id)
+
+    assert kept.published(KEY) == one
+    assert kept.publish(dump(attempt=2)).path == two.path

@@ -1,0 +1,133 @@
+"""`rollcast verify`: sound, damaged, miscounted, and what no manifest describes."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fixtures.stored import MISSING, dump, payload_of
+from rollcast.consumer.cli import main
+from rollcast.consumer.store import Dump, LocalDumpStore, Manifest
+from rollcast.consumer.store.manifest import manifest_path
+
+
+def verify(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["rollcast", "verify", *map(str, arguments)])
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    return int(exit_.value.code or 0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    store = LocalDumpStore(f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt")
+    store.open()
+    store.publish(dump(1))
+    store.publish(dump(1, attempt=2))
+    store.publish(dump(2, missing=MISSING))
+    several = LocalDumpStore(f"{tmp_path}/other/{{run_id}}/{{rollout_id}}_{{rank}}.pt", several_files=True)
+    several.publish(dump(3, ranks=(0, 4)))
+    return tmp_path
+
+
+def test_all_dumps_below_a_folder_are_verified(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verify(monkeypatch, folder) == 0
+
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert last == "4 sound, 0 bad"
+    assert [line.partition(":")[0] for line in lines] == [
+        f"ok   {folder}/other/run/3_rank.pt.manifest.json",
+        f"ok   {folder}/run/1.attempt-1.pt",
+        f"ok   {folder}/run/1.pt",
+        f"ok   {folder}/run/2.incomplete.pt",
+    ]
+    assert "2 samples, 0 shards" in lines[1]
+    assert "incomplete: 1 slots are not whole" in lines[3]
+
+
+@pytest.mark.parametrize("name", ["run/1.pt", "run/1.pt.manifest.json", "other/run/3_4.pt", "run/1.attempt-1.pt"])
+def test_a_dump_is_named_by_any_of_its_files_or_its_manifest(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    assert verify(monkeypatch, "--quiet", folder / name) == 0
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def changed(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def miscounted(path: Path) -> None:
+    rewrite(path, samples=3)
+
+
+def of_another_rollout(path: Path) -> None:
+    manifest = Manifest.from_json(manifest_path(path).read_text())
+    rewrite(path, id=replace(manifest.id, rollout_id=9))
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    manifest = Manifest.from_json(manifest_path(path).read_text())
+    manifest_path(path).write_text(replace(manifest, **changes).to_json())
+
+
+@pytest.mark.parametrize(
+    ("harm", "told"),
+    [
+        (cut, "does not match its manifest: it has "),
+        (changed, "does not match its manifest: its SHA-256 is "),
+        (Path.unlink, "cannot be read: No such file"),
+        (miscounted, "it has 2 samples, its manifest tells of 3"),
+        (lambda path: rewrite(path, shards=2), "it has 0 shards, its manifest tells of 2"),
+        (of_another_rollout, "is of rollout 1, its manifest of rollout 9"),
+        (lambda path: manifest_path(path).write_bytes(b"\xff"), "not a manifest"),
+        (lambda path: manifest_path(path).unlink(), "no usable manifest describes it"),
+    ],
+)
+def test_what_is_not_sound_is_told_and_the_status_is_1(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    harm: Callable[[Path], object],
+    told: str,
+) -> None:
+    harm(folder / "run" / "1.pt")
+
+    assert verify(monkeypatch, "--quiet", folder) == 1
+    *bad, last = capsys.readouterr().out.splitlines()
+    assert told in bad[0]
+    assert bad[0].startswith(f"BAD  {folder}/run/1.pt")
+    assert last.startswith("3 sound, ")
+
+
+def test_a_dump_that_needs_code_to_load_is_not_sound_and_the_code_is_not_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made: Dump = dump(4)
+    payload_of(made)["samples"][0]["odd"] = Fraction(1, 2)
+    LocalDumpStore(f"{folder}/{{run_id}}/{{rollout_id}}.pt").publish(made)
+
+    assert verify(monkeypatch, folder / "run" / "4.pt") == 1
+    assert "holds objects that a dump may not hold" in capsys.readouterr().out
+
+
+def test_a_torch_file_of_something_else_is_not_sound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.save([1], folder / "run" / "list.pt")
+    assert verify(monkeypatch, folder / "run" / "list.pt") == 1
+
+
+@pytest.mark.parametrize("name", ["", "absent.pt", "absent.pt.manifest.json"])
+def test_where_no_dump_is_the_status_is_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    assert verify(monkeypatch, tmp_path / name) == 1
