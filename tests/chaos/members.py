@@ -10,6 +10,9 @@ from typing import Final
 
 # Longer than the daemon's own bound on a graceful stop.
 _STOP_BOUND_S: Final = 45.0
+# With the broker away for a while, and a dead member whose session has to run out.
+_JOIN_BOUND_S: Final = 120.0
+_JOINED: Final = b"assigned partitions"
 
 
 class Member:
@@ -27,10 +30,12 @@ class Member:
         self._arguments, self._report = arguments, report
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
+        self._log_begins = 0
 
     async def start(self) -> None:
         """Starts the process; whether it finds the broker is its own business."""
         with self.log_path.open("ab") as log:
+            self._log_begins = log.tell()
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "rollcast.consumer.cli", "consume", *self._arguments),
                 stdin=asyncio.subprocess.DEVNULL,
@@ -42,7 +47,7 @@ class Member:
         self._report(f"{self.name} has started, pid {self._process.pid}")
 
     async def kill_and_start(self, away_s: float) -> None:
-        """Ends the process with SIGKILL and starts another one after a while."""
+        """Ends the process with SIGKILL, wherever it is, and starts another one after a while."""
         async with self._lock:
             self._report(f"{self.name} is killed, and away for {away_s:.1f} s")
             await self.kill()
@@ -52,6 +57,7 @@ class Member:
     async def pause(self, for_s: float) -> None:
         """Stops the process for a while, so that its partitions go to others while it thinks they are its own."""
         async with self._lock:
+            await self._joined()
             process = self._alive()
             self._report(f"{self.name} is paused for {for_s:g} s")
             process.send_signal(signal.SIGSTOP)
@@ -84,7 +90,15 @@ class Member:
         if self._process is not None:
             self._alive()
 
+    async def _joined(self) -> None:
+        """Returns when the process has partitions; before that it has nothing to lose."""
+        async with asyncio.timeout(_JOIN_BOUND_S):
+            while _JOINED not in self.log_path.read_bytes()[self._log_begins :]:
+                self._alive()
+                await asyncio.sleep(0.2)
+
     async def _stop(self) -> None:
+        await self._joined()
         process = self._alive()
         self._report(f"{self.name} is asked to stop")
         process.terminate()
