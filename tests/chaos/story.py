@@ -66,24 +66,23 @@ class Story:
         self._random = random
         self.outcomes: list[Outcome] = []
         self.garbage: set[bytes] = set()
-        numbers = [range(index, ROLLOUTS, len(RUNS)) for index in range(len(RUNS))]
-        self._lacking = (RUNS[0], random.randrange(len(numbers[0]) // 2))
-        self._dropped = (RUNS[1], random.randrange(len(numbers[1])))
-        self._superseded = (RUNS[2], random.randrange(2, len(numbers[2]) - 2))
-        streams = [
-            list(
-                self._disordered(
-                    [record for rollout_id in range(len(own)) for record in self._rollout(run_id, rollout_id)]
-                )
-            )
-            for run_id, own in zip(RUNS, numbers, strict=True)
-        ]
+        counts = [len(range(index, ROLLOUTS, len(RUNS))) for index in range(len(RUNS))]
+        # Early, so that it comes of age while the others are still sent.
+        self._lacking = (RUNS[0], random.randrange(counts[0] // 2))
+        self._dropped = (RUNS[1], random.randrange(counts[1]))
+        self._superseded = (RUNS[2], random.randrange(2, counts[2] - 2))
+        streams = [self._run(run_id, count) for run_id, count in zip(RUNS, counts, strict=True)]
         self.bursts = list(self._bursts(self._with_garbage(self._merged(streams))))
 
     @property
     def record_count(self) -> int:
         """Records to send."""
         return sum(map(len, self.bursts))
+
+    def _run(self, run_id: str, count: int) -> list[Record]:
+        records = [record for rollout_id in range(count) for record in self._rollout(run_id, rollout_id)]
+        late = sorted((index + self._random.uniform(0, _DISORDER), index) for index in range(len(records)))
+        return [records[index] for _, index in late]
 
     def _rollout(self, run_id: str, rollout_id: int) -> list[Record]:
         place = (run_id, rollout_id)
@@ -137,10 +136,6 @@ class Story:
         self._random.shuffle(sent)
         return [(record_key(event.run_id, event.rollout_id), encode(event)) for event in sent]
 
-    def _disordered(self, records: Sequence[Record]) -> Iterator[Record]:
-        late = sorted((index + self._random.uniform(0, _DISORDER), index) for index in range(len(records)))
-        return (records[index] for _, index in late)
-
     def _merged(self, streams: Sequence[list[Record]]) -> list[Record]:
         turns = [index for index, stream in enumerate(streams) for _ in stream]
         self._random.shuffle(turns)
@@ -175,30 +170,16 @@ class Story:
 
 
 def missing(events: Events, withheld: Events) -> dict[str, Any]:
-    """Returns what the manifest must say of a rollout of which these events never arrived."""
+    """Returns what the manifest must say of a rollout that lacks one record, or all of a shard."""
     arrived = [event for event in events if event not in withheld]
-    closings = {event.data_parallel_rank: event for event in arrived if isinstance(event, DpShard)}
+    closed = {event.data_parallel_rank for event in arrived if isinstance(event, DpShard)}
+    # Without any closing event, only the shards of which something arrived are known.
+    known = {event.data_parallel_rank for event in (events if closed else arrived)}
     slots: dict[str, list[int]] = {}
-    for event in events:
-        if not isinstance(event, SamplePart) or event not in withheld:
-            continue
-        began = any(
-            isinstance(other, SamplePart)
-            and (other.data_parallel_rank, other.slot) == (event.data_parallel_rank, event.slot)
-            for other in arrived
-        )
-        if began or event.data_parallel_rank in closings:
+    for event in withheld:
+        if isinstance(event, SamplePart) and event.data_parallel_rank in closed:
             slots.setdefault(str(event.data_parallel_rank), []).append(event.slot)
-    ranks = (
-        range(next(iter(closings.values())).data_parallel_size)
-        if closings
-        else sorted({e.data_parallel_rank for e in arrived})
-    )
-    return {
-        "shards": [rank for rank in ranks if rank not in closings],
-        "shard_count_known": bool(closings),
-        "slots": slots,
-    }
+    return {"shards": sorted(known - closed), "shard_count_known": bool(closed), "slots": slots}
 
 
 def _as_dropped(shard: DpShard) -> DpShard:
