@@ -13,13 +13,11 @@ from fixtures.hostile_frames import flat_memory
 from fixtures.hostile_parts import (
     CODECS,
     GENUINE,
-    HostileStream,
     as_planes,
     check_slot,
-    check_stream,
     hostile_slots,
-    hostile_streams,
 )
+from fixtures.hostile_streams import HostileStream, check_stream, hostile_streams
 from rollcast.consumer.open_rollout import resident_size
 from rollcast.schemas import (
     Column,
