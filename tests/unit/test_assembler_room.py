@@ -71,6 +71,23 @@ def test_what_comes_while_the_incomplete_dump_is_written_is_not_forgotten() -> N
     assert len(completed(feed(incoming[-1:], now=31.0))) == 1
 
 
+def test_an_old_snapshot_says_nothing_of_what_was_read_again_after_a_rebalance() -> None:
+    incoming = events()
+    target = assembler()
+    feed = Feed(target)
+    feed(incoming[:-1])
+    (old,) = target.expire(10.0)
+    target.forget(0)
+    Feed(target)(incoming[:-1], now=20.0)
+    assert not target.awaits(old.rollout)
+
+    (new,) = target.expire(30.0)
+
+    assert not target.awaits(old.rollout)
+    assert target.awaits(new.rollout)
+    assert target.low_watermark(0, len(incoming) - 1) == 0
+
+
 def test_a_durable_incomplete_rollout_holds_the_low_watermark_only_for_what_came_later() -> None:
     incoming = events()
     target = assembler()
