@@ -69,6 +69,7 @@ class Member:
         # Counts assignments, so that what was begun under an earlier one is told from what belongs to this one.
         self._assignment = 0
         self._partitions: frozenset[TopicPartition] = frozenset()
+        self._committing: asyncio.Timeout | None = None
         self._changed = asyncio.Event()
         self._placed = asyncio.Event()
         self._left = False
@@ -106,13 +107,15 @@ class Member:
         assignment = self._assignment
         offsets = {self._at(partition): OffsetAndMetadata(mark, "") for partition, mark in moved.items()}
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S) as self._committing:
                 await self._consumer.commit(offsets)
         except (KafkaError, TimeoutError) as exc:
             _log.warning("offsets could not be committed now: %r", exc)
         else:
             if assignment == self._assignment:
                 self._committed |= moved
+        finally:
+            self._committing = None
 
     async def lag(self) -> int | None:
         """Returns how many offsets of its partitions it has not read; None if Kafka does not tell in time."""
@@ -269,6 +272,9 @@ class Member:
         self._assignment += 1
         self._intake.forget_places()
         self._placed.clear()
+        if self._committing is not None and not self._committing.expired():
+            # aiokafka would repeat a failed commit as a member of the next generation, which may read other partitions.
+            self._committing.reschedule(asyncio.get_running_loop().time())
         for topic_partition in partitions:
             partition = topic_partition.partition
             self._assembler.forget(partition)
