@@ -95,7 +95,12 @@ class Daemon:
         async with AsyncExitStack() as stack:
             if self._config.http_port is not None:
                 collector = DaemonCollector(
-                    self.stats, assembler=self._assembler, watchdog=watchdog, retry=self._retry, health=health
+                    self.stats,
+                    assembler=self._assembler,
+                    scratch=self._scratch,
+                    watchdog=watchdog,
+                    retry=self._retry,
+                    health=health,
                 )
                 server = serving(self._config.http_host, self._config.http_port, health, registry_of([collector]))
                 self.http_port = await stack.enter_async_context(server)
@@ -176,6 +181,9 @@ class Daemon:
             raise ShutdownTimeoutError(self._config.shutdown_timeout_s) from exc
         except BaseExceptionGroup as group:
             raise _first(group) from group
+        finally:
+            # `shutdown()` may still be called, and a bound that has ended cannot be moved.
+            self._bound = None
 
     async def _read(
         self, intake: Intake, queue: asyncio.Queue[Rollout | None], watchdog: Watchdog, health: Health
@@ -205,8 +213,10 @@ class Daemon:
             await self._retry.pause(min(1.0, self._config.incomplete_after_s / 4))
             if self._stopping.is_set():
                 return
-            for incomplete in self._assembler.expire(asyncio.get_running_loop().time()):
-                await queue.put(incomplete.rollout)
+            expired = self._assembler.expire(asyncio.get_running_loop().time())
+            while expired:
+                # Nothing here may refer to the last one until the next expires: its scratch space would stay taken.
+                await queue.put(expired.pop(0).rollout)
 
     async def _publish(self, publishing: Publishing, queue: asyncio.Queue[Rollout | None]) -> None:
         while (rollout := await queue.get()) is not None:
