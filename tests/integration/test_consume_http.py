@@ -73,8 +73,8 @@ async def test_a_daemon_that_works_is_alive_and_ready_and_counts_what_it_does(in
     assert after["rollcast_open_rollouts"] == after["rollcast_degraded"] == 0
     assert after["rollcast_assigned_partitions"] == 2
     assert after["rollcast_seconds_since_progress"] < 20
-    assert after["rollcast_unused_records_total{'run': '', 'reason': 'decode'}"] == 1
-    assert after.keys() - before.keys() == {"rollcast_unused_records_total{'run': '', 'reason': 'decode'}"}
+    assert after["rollcast_unused_records_total{'reason': 'decode', 'run': ''}"] == 1
+    assert after.keys() - before.keys() == {"rollcast_unused_records_total{'reason': 'decode', 'run': ''}"}
 
 
 async def test_runs_are_told_apart_only_so_far(installed: Installation) -> None:
