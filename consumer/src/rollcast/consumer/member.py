@@ -13,6 +13,7 @@ from aiokafka.structs import OffsetAndMetadata
 from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.closing import CLOSE_TIMEOUT_S, Closing
 from rollcast.consumer.config import ConsumeConfig
+from rollcast.consumer.dead_letters import DeadLetters
 from rollcast.consumer.gaps import Gaps
 from rollcast.consumer.intake import Intake
 from rollcast.consumer.kafka_client import group_consumer
@@ -40,6 +41,7 @@ class Member:
         config: of the daemon.
         assembler: is told which partitions went.
         intake: takes what is read.
+        letters: tell of what could not be read.
         gaps: remembers what could not be read.
         retry: waits for what can succeed later.
         stats: are counted.
@@ -52,13 +54,14 @@ class Member:
         *,
         assembler: Assembler,
         intake: Intake,
+        letters: DeadLetters,
         gaps: Gaps,
         retry: Retry,
         stats: Stats,
         ready: asyncio.Event,
     ) -> None:
         self._config = config
-        self._assembler, self._intake, self._gaps = assembler, intake, gaps
+        self._assembler, self._intake, self._letters, self._gaps = assembler, intake, letters, gaps
         self._retry, self._stats, self._ready = retry, stats, ready
         self.waiting_since: float | None = asyncio.get_running_loop().time()
         self._positions = Positions(config)
@@ -238,7 +241,7 @@ class Member:
             self._start_at(topic_partition, firsts[topic_partition])
 
     async def _record(self, gaps: Mapping[OffsetSpan, str]) -> None:
-        await self._intake.deliver([self._gaps.note(gap, cause) for gap, cause in gaps.items()])
+        await self._letters.deliver([self._gaps.note(gap, cause) for gap, cause in gaps.items()])
 
     def _lost_with_its_log(self, starts: Mapping[TopicPartition, int]) -> dict[OffsetSpan, str]:
         """Returns what had been read and not committed of partitions whose committed offset is gone.
