@@ -22,7 +22,8 @@ atheris: Any = import_module("atheris")
 
 with atheris.instrument_imports(include=["rollcast.schemas", "rollcast.consumer"]):
     from fixtures.hostile_frames import SEED_FRAMES, check_frame, check_value, mutated_frames, value_bodies
-    from fixtures.hostile_parts import check_slot, check_stream, hostile_slots, hostile_streams
+    from fixtures.hostile_parts import check_slot, hostile_slots
+    from fixtures.hostile_streams import check_stream, hostile_streams
     from rollcast.schemas import SamplePart
 
 

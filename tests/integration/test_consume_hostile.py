@@ -205,7 +205,7 @@ async def test_what_the_log_says_of_a_record_is_bounded(
         slot_digests=closing.slot_digests[:1] * 20_001,
         part_counts=(1,) * 20_001,
     )
-    twice = replace(part, rollout_id=4, part_count=1, columns=(replace(part.columns[0], name="n" * 50_000),) * 2)
+    twice = replace(part, rollout_id=4, part_count=1, columns=(replace(part.columns[0], name="n" * 1_000),) * 2)
     sent: list[DpShard | SamplePart] = [dropped, many, twice]
     async with running(config) as daemon:
         await installed.send(keyed("run", 1, map(encode, sent)))

@@ -4,8 +4,8 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
+from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,14 @@ class Metric:
         return {name: getattr(self, name) for name in type(self).__slots__ if name != "name"}
 
 
+class _Weights(NamedTuple):
+    """Weights of the tokens of one sample, none negative; without an array each weighs 1."""
+
+    array: _Floats | None
+    total: float
+    tokens: int
+
+
 @dataclass(slots=True)
 class _Sums:
     """What is summed over the values of one rollout; one sample at a time, so that no copy of all values is made."""
@@ -57,16 +65,96 @@ class _Sums:
     tokens: int = 0
     lost: int = 0
 
-    def add(self, values: _Floats, weights: _Floats) -> None:
+    def add(self, values: _Floats, weights: _Weights) -> None:
         """Adds the values of one sample, with their weights."""
-        finite = np.isfinite(values)
-        used = finite & (weights > 0)
         # A sum beyond the range of a double becomes infinite, and the mean None.
         with np.errstate(over="ignore", invalid="ignore"):
-            self.value += float((values[used] * weights[used]).sum())
-            self.weight += float(weights[used].sum())
+            value = float((values if weights.array is None else values * weights.array).sum())
+            if math.isfinite(value):
+                self.value += value
+                self.weight += weights.total
+                self.tokens += weights.tokens
+                return
+            array = np.ones(len(values)) if weights.array is None else weights.array
+            finite = np.isfinite(values)
+            used = finite & (array > 0)
+            self.value += float((values[used] * array[used]).sum())
+        self.weight += float(array[used].sum())
         self.tokens += int(used.sum())
-        self.lost += int((~finite & (weights > 0)).sum())
+        self.lost += int((~finite & (array > 0)).sum())
+
+
+class _Values:
+    """What the metrics need of one sample, each computed once."""
+
+    def __init__(self, sample: _Sample) -> None:
+        self._sample = sample
+
+    @cached_property
+    def log_ratio(self) -> _Floats | None:
+        """Training's log-probability minus the inference engine's, by token."""
+        trained, sampled = self.vector("log_probs"), self.vector("rollout_log_probs")
+        if trained is None or sampled is None or len(trained) != len(sampled):
+            return None
+        with np.errstate(invalid="ignore"):
+            return np.asarray(trained - sampled)
+
+    def vector(self, column: str) -> _Floats | None:
+        return _vector(self._sample.get(column))
+
+    def scalar(self, column: str) -> _Floats | None:
+        value = _scalar(self._sample.get(column))
+        return None if value is None else np.array([value])
+
+    def weights(self, tokens: int) -> _Weights | None:
+        """Returns the mask, None if it is not one of so many tokens."""
+        if self._sample.get("loss_masks") is None:
+            return _Weights(None, tokens, tokens)
+        weights = self._mask
+        return weights if weights is not None and weights.array is not None and len(weights.array) == tokens else None
+
+    @cached_property
+    def _mask(self) -> _Weights | None:
+        mask = self.vector("loss_masks")
+        if mask is None:
+            return None
+        with np.errstate(invalid="ignore"):
+            array = np.where(np.isfinite(mask) & (mask > 0), mask, 0.0)
+        return _Weights(array, float(array.sum()), int(np.count_nonzero(array)))
+
+
+_ValuesOf = Callable[[_Values], "_Floats | None"]
+
+
+class _Running:
+    """One metric while the samples go by."""
+
+    def __init__(self, name: str, values_of: _ValuesOf, *, masked: bool) -> None:
+        self._name, self._values_of, self._masked = name, values_of, masked
+        self._sums: defaultdict[int, _Sums] = defaultdict(_Sums)
+        self._missing = 0
+        self._failure: str | None = None
+
+    def add(self, sample: _Values, rollout: int) -> None:
+        if self._failure is not None:
+            return
+        try:
+            values = self._values_of(sample)
+            if values is None:
+                weights = None
+            else:
+                weights = sample.weights(len(values)) if self._masked else _Weights(None, len(values), len(values))
+            if values is None or weights is None:
+                self._missing += 1
+            else:
+                self._sums[rollout].add(values, weights)
+        except Exception as exc:  # noqa: BLE001 - values from outside, whatever they provoke costs their metric alone
+            self._failure = brief(f"{type(exc).__name__}: {exc}")
+
+    def result(self, samples: int) -> Metric:
+        if self._failure is not None:
+            return replace(_metric(self._name, None, None, 0, 0, 0, samples), failure=self._failure)
+        return _aggregate(self._name, self._sums.values(), self._missing)
 
 
 def compute_metrics(samples: Sequence[_Sample]) -> tuple[Metric, ...]:
@@ -75,17 +163,15 @@ def compute_metrics(samples: Sequence[_Sample]) -> tuple[Metric, ...]:
     Samples with an equal `rollout_ids` value are one rollout; a sample without it is a rollout alone. A sample
     without `loss_masks` counts with every token. Never raises: what cannot be measured is a metric with a `failure`.
     """
-    return tuple(_measure(name, measure, samples) for name, measure in _METRICS.items())
-
-
-def _measure(
-    name: str, measure: Callable[[str, Sequence[_Sample], Sequence[int]], Metric], samples: Sequence[_Sample]
-) -> Metric:
-    try:
-        return measure(name, samples, _rollouts(samples))
-    except Exception as exc:  # noqa: BLE001 - values from outside, whatever they provoke costs their metric alone
-        failure = brief(f"{type(exc).__name__}: {exc}")
-        return replace(_metric(name, None, None, 0, 0, 0, len(samples)), failure=failure)
+    running = [
+        *(_Running(name, values_of, masked=True) for name, values_of in _PER_TOKEN.items()),
+        *(_Running(name, values_of, masked=False) for name, values_of in _PER_SAMPLE.items()),
+    ]
+    for sample, rollout in zip(samples, _rollouts(samples), strict=True):
+        values = _Values(sample)
+        for metric in running:
+            metric.add(values, rollout)
+    return tuple(metric.result(len(samples)) for metric in running)
 
 
 def _rollouts(samples: Sequence[_Sample]) -> list[int]:
@@ -98,33 +184,6 @@ def _rollouts(samples: Sequence[_Sample]) -> list[int]:
         key = ("rollout", value) if isinstance(value, (int, str)) else ("alone", index)
         result.append(numbers.setdefault(key, len(numbers)))
     return result
-
-
-def _per_token(
-    name: str, samples: Sequence[_Sample], rollouts: Sequence[int], values_of: Callable[[_Sample], _Floats | None]
-) -> Metric:
-    sums: defaultdict[int, _Sums] = defaultdict(_Sums)
-    missing = 0
-    for sample, rollout in zip(samples, rollouts, strict=True):
-        values = values_of(sample)
-        mask = _mask(sample, len(values)) if values is not None else None
-        if values is None or mask is None or len(mask) != len(values):
-            missing += 1
-        else:
-            sums[rollout].add(values, mask)
-    return _aggregate(name, sums.values(), missing)
-
-
-def _per_sample(name: str, samples: Sequence[_Sample], rollouts: Sequence[int], column: str) -> Metric:
-    sums: defaultdict[int, _Sums] = defaultdict(_Sums)
-    missing = 0
-    for sample, rollout in zip(samples, rollouts, strict=True):
-        value = _scalar(sample.get(column))
-        if value is None:
-            missing += 1
-        else:
-            sums[rollout].add(np.array([value]), np.ones(1))
-    return _aggregate(name, sums.values(), missing)
 
 
 def _aggregate(name: str, rollouts: Collection[_Sums], missing: int) -> Metric:
@@ -156,25 +215,11 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _log_ratio(sample: _Sample) -> _Floats | None:
-    trained, sampled = _vector(sample.get("log_probs")), _vector(sample.get("rollout_log_probs"))
-    if trained is None or sampled is None or len(trained) != len(sampled):
-        return None
-    with np.errstate(invalid="ignore"):
-        return np.asarray(trained - sampled)
-
-
 def _map(values: _Floats | None, function: Callable[[_Floats], Any]) -> _Floats | None:
     if values is None:
         return None
     with np.errstate(all="ignore"):
         return np.asarray(function(values), np.float64)
-
-
-def _mask(sample: _Sample, tokens: int) -> _Floats | None:
-    mask = sample.get("loss_masks")
-    weights = np.ones(tokens) if mask is None else _vector(mask)
-    return None if weights is None else np.where(np.isfinite(weights), weights, 0.0)
 
 
 def _vector(value: object) -> _Floats | None:
@@ -199,12 +244,15 @@ def _scalar(value: object) -> float | None:
     return float(value) if isinstance(value, (bool, int, float)) else None
 
 
-_METRICS: dict[str, Callable[[str, Sequence[_Sample], Sequence[int]], Metric]] = {
-    "train_rollout_logprob_abs_diff": partial(_per_token, values_of=lambda sample: _map(_log_ratio(sample), np.abs)),
+_PER_TOKEN: dict[str, _ValuesOf] = {
+    "train_rollout_logprob_abs_diff": lambda sample: _map(sample.log_ratio, np.abs),
     # Schulman's k3 estimator of the KL divergence, not clamped: exp(d) - 1 - d.
-    "k3_kl": partial(_per_token, values_of=lambda sample: _map(_log_ratio(sample), lambda d: np.expm1(d) - d)),
-    "entropy": partial(_per_token, values_of=lambda sample: _vector(sample.get("entropy"))),
-    "advantage": partial(_per_token, values_of=lambda sample: _vector(sample.get("advantages"))),
-    "reward": partial(_per_sample, column="rewards"),
-    "response_length": partial(_per_sample, column="response_lengths"),
+    "k3_kl": lambda sample: _map(sample.log_ratio, lambda d: np.expm1(d) - d),
+    "entropy": lambda sample: sample.vector("entropy"),
+    "advantage": lambda sample: sample.vector("advantages"),
+}
+
+_PER_SAMPLE: dict[str, _ValuesOf] = {
+    "reward": lambda sample: sample.scalar("rewards"),
+    "response_length": lambda sample: sample.scalar("response_lengths"),
 }

@@ -147,6 +147,9 @@ def decode(frame: bytes, limits: Limits = DEFAULT_LIMITS) -> Event:
 def _check_columns(part: SamplePart, limits: Limits) -> None:
     if (longest := max((len(column.name) for column in part.columns), default=0)) > limits.max_name_chars:
         raise LimitError("max_name_chars", longest, limits.max_name_chars)
+    # Leaves are keys of dictionaries; numbers of free choice would make those slow.
+    if any(not 0 <= column.leaf <= limits.max_items for column in part.columns):
+        raise DecodeError("a column has a leaf that no writer numbers so")
     slices = [column.value for column in part.columns if isinstance(column.value, TensorSlice)]
     if any(piece.slice_bytes < 0 for piece in slices):
         raise DecodeError("a tensor slice has a negative size")

@@ -221,16 +221,12 @@ def unflatten(columns: Sequence[Column], *, copy: bool = True) -> dict[str, Any]
             writable, and its storage is exactly that.
 
     Raises:
-        DecodeError: a column that repeats, a reference without its tensor, a leaf that no writer numbers so, or a
-            dtype that this torch lacks.
+        DecodeError: a column that repeats, a reference without its tensor, or a dtype that this torch lacks.
     """
     tensors: dict[tuple[str, int], torch.Tensor] = {}
     plain: dict[str, Any] = {}
     for column in columns:
         key = (column.name, column.leaf)
-        # Leaves count from 1, each with a column. Free choice would let a writer make these dictionaries slow.
-        if not 0 <= column.leaf <= len(columns):
-            raise DecodeError(f"column {column.name!r} has the leaf {column.leaf} in a slot of {len(columns)} columns")
         if key in tensors or (column.leaf == 0 and column.name in plain):
             raise DecodeError(f"column {column.name!r} stands twice in one slot")
         if isinstance(column.value, TensorSlice):
