@@ -173,6 +173,16 @@ def test_without_room_an_error_changes_nothing() -> None:
     assert target.open_count == 1
 
 
+def test_a_repeat_needs_no_room() -> None:
+    incoming = [event for event in events() if isinstance(event, SamplePart)][:2]
+    unbounded = assembler()
+    Feed(unbounded)(incoming)
+    feed = Feed(assembler(max_resident_bytes=unbounded.resident_bytes))
+    feed(incoming)
+
+    assert feed(incoming) == [Duplicate(ID)] * 2
+
+
 def test_durable_incomplete_rollouts_make_room_the_oldest_first_and_no_more_than_needed() -> None:
     one = assembler()
     Feed(one)(events(0)[:2])
