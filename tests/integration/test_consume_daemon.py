@@ -250,8 +250,10 @@ async def test_a_record_that_alone_does_not_fit_into_memory_ends_the_daemon_with
 ) -> None:
     await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
 
+    daemon = Daemon(replace(installed.config, max_resident_bytes=1000))
     with pytest.raises(AssemblerFullError, match="max_resident_bytes=1000"):
-        await Daemon(replace(installed.config, max_resident_bytes=1000)).run()
+        await daemon.run()
+    daemon.shutdown()
 
     async with running(installed.config):
         await installed.dumps(1)

@@ -15,8 +15,9 @@ from fixtures.frames import events_of, frames_of
 from fixtures.installation import Installation, installation, keyed, running, shards, until, until_it_is_so
 from rollcast.consumer import Daemon, LocalDumpStore
 from rollcast.consumer.errors import ConsumeConfigError
+from rollcast.consumer.stats import MAX_RUNS
 from rollcast.consumer.store import Dump, PublishedDump
-from rollcast.schemas import DpShard, encode, record_key
+from rollcast.schemas import DpShard, SamplePart, encode, record_key
 
 
 async def get(daemon: Daemon, path: str) -> tuple[int, str]:
@@ -72,7 +73,37 @@ async def test_a_daemon_that_works_is_alive_and_ready_and_counts_what_it_does(in
     assert after["rollcast_open_rollouts"] == after["rollcast_degraded"] == 0
     assert after["rollcast_assigned_partitions"] == 2
     assert after["rollcast_seconds_since_progress"] < 20
-    assert after.keys() == before.keys()
+    assert after["rollcast_unused_records_total{'reason': 'decode', 'run': ''}"] == 1
+    assert after.keys() - before.keys() == {"rollcast_unused_records_total{'reason': 'decode', 'run': ''}"}
+
+
+async def test_runs_are_told_apart_only_so_far(installed: Installation) -> None:
+    part = next(event for event in events_of("run", 1, 1, shards(1)) if isinstance(event, SamplePart))
+    runs = [f"run-{number}" for number in range(2 * MAX_RUNS)]
+    async with served(installed) as daemon:
+        # Twice the same: the second one is a duplicate.
+        await installed.send((record_key(run, 1), encode(replace(part, run_id=run))) for run in runs for _ in range(2))
+        await until(lambda: daemon.stats.duplicates == len(runs))
+        unused = {name: value for name, value in (await series_of(daemon)).items() if "unused_records" in name}
+
+    assert len(unused) == MAX_RUNS + 1
+    assert sum(unused.values()) == len(runs)
+
+
+async def test_what_was_written_as_incomplete_and_came_late_takes_no_scratch_space(installed: Installation) -> None:
+    *most, last = keyed("run", 1, frames_of("run", 1, 1, shards(1)))
+    config = replace(installed.config, http_port=0, incomplete_after_s=1.0)
+    async with running(config) as daemon:
+        await installed.send(most)
+        await until(lambda: daemon.stats.incomplete_dumps == 1)
+        assert (await series_of(daemon))["rollcast_scratch_bytes"] > 0
+        await installed.send([last])
+        await until(lambda: daemon.stats.dumps == 1)
+
+        async def nothing_is_taken() -> bool:
+            return (await series_of(daemon))["rollcast_scratch_bytes"] == 0
+
+        await until_it_is_so(nothing_is_taken)
 
 
 async def test_a_thousand_short_runs_add_no_series(installed: Installation) -> None:

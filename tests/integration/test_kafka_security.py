@@ -16,6 +16,7 @@ from fixtures.topic import payload_in, read_until
 from rollcast.consumer import ConsumeConfig, Daemon
 from rollcast.consumer.difference import differences
 from rollcast.consumer.dump_file import load_dump
+from rollcast.consumer.rebuilding import rebuild
 from rollcast.producer import Publisher, PublisherConfig
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.spool.folder import SpoolFolder
@@ -69,7 +70,7 @@ async def test_bundles_arrive_by_every_way_to_log_in(
         assert not differences(payload_in(events, rollout_id), direct(rollout_id))
 
 
-async def test_the_daemon_logs_in_with_the_same_settings(
+async def test_the_daemon_and_a_rebuild_log_in_with_the_same_settings(
     secured_broker: SecuredBroker, tmp_path: Path, prefix: str
 ) -> None:
     _, environment = _environments(secured_broker, tmp_path)[3]
@@ -89,6 +90,11 @@ async def test_the_daemon_logs_in_with_the_same_settings(
     await read_until(secured_broker.plain_address, f"{prefix}.dumps", lambda events: len(events) == 1)
     daemon.shutdown()
     await running
+    assert not differences(load_dump(tmp_path / "run-0.pt"), direct(0))
+
+    (tmp_path / "run-0.pt").unlink()
+    (again,) = [each async for each in rebuild(config, "run", [0])]
+    assert again.done
     assert not differences(load_dump(tmp_path / "run-0.pt"), direct(0))
 
 

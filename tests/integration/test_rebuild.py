@@ -71,6 +71,17 @@ async def test_a_lost_or_damaged_dump_is_made_again(
     assert [each.done for each in await rebuilt(installed.config, 1)] == [True]
 
 
+async def test_a_rollout_is_made_again_with_less_memory_than_its_tensors_take(installed: Installation) -> None:
+    large = shards(1, samples=8, tokens=20_000)
+    assert sum(tensor.nbytes for shard in large for tensor in shard.rollout_data["tokens"]) > 2**20
+    await installed.send(keyed("run", 1, frames_of("run", 1, 1, large, max_part_bytes=PART_BYTES)))
+
+    (again,) = await rebuilt(replace(installed.config, max_resident_bytes=2**20), 1)
+
+    assert again.done
+    installed.check("run", 1, large)
+
+
 async def test_a_dump_that_the_retention_has_removed_is_made_again(installed: Installation) -> None:
     await published(installed, 1, 2, keep_last=1)
     folder = installed.folder / "run"

@@ -71,6 +71,23 @@ def test_what_comes_while_the_incomplete_dump_is_written_is_not_forgotten() -> N
     assert len(completed(feed(incoming[-1:], now=31.0))) == 1
 
 
+def test_an_old_snapshot_says_nothing_of_what_was_read_again_after_a_rebalance() -> None:
+    incoming = events()
+    target = assembler()
+    feed = Feed(target)
+    feed(incoming[:-1])
+    (old,) = target.expire(10.0)
+    target.forget(0)
+    Feed(target)(incoming[:-1], now=20.0)
+    assert not target.awaits(old.rollout)
+
+    (new,) = target.expire(30.0)
+
+    assert not target.awaits(old.rollout)
+    assert target.awaits(new.rollout)
+    assert target.low_watermark(0, len(incoming) - 1) == 0
+
+
 def test_a_durable_incomplete_rollout_holds_the_low_watermark_only_for_what_came_later() -> None:
     incoming = events()
     target = assembler()
@@ -154,6 +171,16 @@ def test_without_room_an_error_changes_nothing() -> None:
         feed(incoming[3:4])
     assert target.resident_bytes == enough.resident_bytes
     assert target.open_count == 1
+
+
+def test_a_repeat_needs_no_room() -> None:
+    incoming = [event for event in events() if isinstance(event, SamplePart)][:2]
+    unbounded = assembler()
+    Feed(unbounded)(incoming)
+    feed = Feed(assembler(max_resident_bytes=unbounded.resident_bytes))
+    feed(incoming)
+
+    assert feed(incoming) == [Duplicate(ID)] * 2
 
 
 def test_durable_incomplete_rollouts_make_room_the_oldest_first_and_no_more_than_needed() -> None:

@@ -116,7 +116,10 @@ class Assembler:
         key = identity.key
         if (decision := self._superfluous(identity)) is not None:
             return [decision]
-        decisions = self._make_room(resident_size(event, size), identity)
+        rollout = self._open.get(identity)
+        # A repeat takes no room, so nothing is given up for it.
+        grows = rollout is None or not isinstance(event, SamplePart) or rollout.lacks(event)
+        decisions = self._make_room(resident_size(event, size), identity) if grows else []
         decisions += self._supersede(key, event.attempt)
         if isinstance(event, DpShard) and event.dropped_reason is not None:
             return decisions + self._drop(identity, event.dropped_reason)

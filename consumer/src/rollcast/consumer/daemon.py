@@ -2,14 +2,17 @@
 
 import asyncio
 import logging
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import partial
 
 from aiokafka.errors import KafkaError
 
 from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.closing import Closing
 from rollcast.consumer.config import ConsumeConfig
+from rollcast.consumer.dead_letters import DeadLetters
 from rollcast.consumer.errors import ConsumeConfigError, ConsumeError, ShutdownTimeoutError
 from rollcast.consumer.gaps import Gaps
 from rollcast.consumer.health import Health
@@ -95,7 +98,12 @@ class Daemon:
         async with AsyncExitStack() as stack:
             if self._config.http_port is not None:
                 collector = DaemonCollector(
-                    self.stats, assembler=self._assembler, watchdog=watchdog, retry=self._retry, health=health
+                    self.stats,
+                    assembler=self._assembler,
+                    scratch=self._scratch,
+                    watchdog=watchdog,
+                    retry=self._retry,
+                    health=health,
                 )
                 server = serving(self._config.http_host, self._config.http_port, health, registry_of([collector]))
                 self.http_port = await stack.enter_async_context(server)
@@ -123,12 +131,16 @@ class Daemon:
         decode_pool = ThreadPoolExecutor(1, "rollcast-decode")
         dump_pool = ThreadPoolExecutor(1, "rollcast-dump")
         outputs = Outputs(self._config)
+        letters = DeadLetters(
+            self._config.topics.records, outputs=outputs, retry=self._retry, stats=self.stats, pool=decode_pool
+        )
         intake = Intake(
             self._config,
             assembler=self._assembler,
             scratch=self._scratch,
             store=self._store,
             outputs=outputs,
+            letters=letters,
             retry=self._retry,
             stats=self.stats,
             pool=decode_pool,
@@ -137,6 +149,7 @@ class Daemon:
             self._config,
             assembler=self._assembler,
             intake=intake,
+            letters=letters,
             store=self._store,
             outputs=outputs,
             gaps=self._gaps,
@@ -144,10 +157,21 @@ class Daemon:
             stats=self.stats,
             pool=dump_pool,
         )
+        new_member = partial(
+            Member,
+            self._config,
+            assembler=self._assembler,
+            intake=intake,
+            letters=letters,
+            gaps=self._gaps,
+            retry=self._retry,
+            stats=self.stats,
+            ready=self.ready,
+        )
         try:
             reached = self._retry.until_done("reach Kafka", outputs.start)
             if await self._retry.unless_stopping(reached):
-                await self._serve(intake, publishing, watchdog, health)
+                await self._serve(new_member, publishing, watchdog, health)
         except KafkaError as exc:
             raise ConsumeError(f"Kafka at {self._config.bootstrap_servers} failed for good: {exc!r}") from exc
         finally:
@@ -158,7 +182,9 @@ class Daemon:
             dump_pool.shutdown(wait=False, cancel_futures=True)
             _log.info("stopped: %s", self.stats)
 
-    async def _serve(self, intake: Intake, publishing: Publishing, watchdog: Watchdog, health: Health) -> None:
+    async def _serve(
+        self, new_member: Callable[[], Member], publishing: Publishing, watchdog: Watchdog, health: Health
+    ) -> None:
         queue: asyncio.Queue[Rollout | None] = asyncio.Queue(_QUEUED_ROLLOUTS)
         try:
             async with asyncio.timeout(None) as self._bound:
@@ -167,7 +193,7 @@ class Daemon:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(self._publish(publishing, queue), name="publish")
                     async with asyncio.TaskGroup() as sources:
-                        sources.create_task(self._read(intake, queue, watchdog, health), name="read")
+                        sources.create_task(self._read(new_member, queue, watchdog, health), name="read")
                         sources.create_task(self._expire(queue), name="expire")
                     await queue.put(None)
                 if health.member is not None:
@@ -176,21 +202,20 @@ class Daemon:
             raise ShutdownTimeoutError(self._config.shutdown_timeout_s) from exc
         except BaseExceptionGroup as group:
             raise _first(group) from group
+        finally:
+            # `shutdown()` may still be called, and a bound that has ended cannot be moved.
+            self._bound = None
 
     async def _read(
-        self, intake: Intake, queue: asyncio.Queue[Rollout | None], watchdog: Watchdog, health: Health
+        self,
+        new_member: Callable[[], Member],
+        queue: asyncio.Queue[Rollout | None],
+        watchdog: Watchdog,
+        health: Health,
     ) -> None:
         """Reads as a member of the group; one whose client has stalled leaves, and a new one joins."""
         while not self._stopping.is_set():
-            member = health.member = Member(
-                self._config,
-                assembler=self._assembler,
-                intake=intake,
-                gaps=self._gaps,
-                retry=self._retry,
-                stats=self.stats,
-                ready=self.ready,
-            )
+            member = health.member = new_member()
             try:
                 async with asyncio.TaskGroup() as tasks:
                     tasks.create_task(watchdog.watch(member), name="watch")
@@ -205,8 +230,10 @@ class Daemon:
             await self._retry.pause(min(1.0, self._config.incomplete_after_s / 4))
             if self._stopping.is_set():
                 return
-            for incomplete in self._assembler.expire(asyncio.get_running_loop().time()):
-                await queue.put(incomplete.rollout)
+            expired = self._assembler.expire(asyncio.get_running_loop().time())
+            while expired:
+                # Nothing here may refer to the last one until the next expires: its scratch space would stay taken.
+                await queue.put(expired.pop(0).rollout)
 
     async def _publish(self, publishing: Publishing, queue: asyncio.Queue[Rollout | None]) -> None:
         while (rollout := await queue.get()) is not None:

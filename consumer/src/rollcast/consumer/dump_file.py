@@ -18,18 +18,6 @@ _ZIP_MAGIC = b"PK\x03\x04"
 
 
 def load_dump(path: Path) -> dict[str, Any]:
-    """Returns the payload of a v2 dump; tensors are mapped from the file, and no code in it is run.
-
-    Raises:
-        DumpFileError: there is no readable dump.
-    """
-    payload = load_file(path)
-    if not _is_list_of_dicts(payload.get("samples")):
-        raise DumpFileError(f"{path} is a torch file, but no v2 dump: it has no list of samples")
-    return payload
-
-
-def load_file(path: Path) -> dict[str, Any]:
     """Returns what a file of a dump holds, whatever its layout; tensors are mapped, and no code in it is run.
 
     Raises:
@@ -47,22 +35,30 @@ def load_file(path: Path) -> dict[str, Any]:
         raise DumpFileError(f"{path} holds objects that a dump may not hold; it was not loaded") from exc
     except Exception as exc:
         raise DumpFileError(f"{path} is not a torch file, or a damaged one; it was not loaded") from exc
-    if not isinstance(payload, dict):
-        raise DumpFileError(f"{path} is a torch file, but no v2 dump: it has no list of samples")
+    if not isinstance(payload, dict) or not (_is_v2(payload) or _is_shard(payload)):
+        raise DumpFileError(f"{path} is a torch file, but no dump: it has neither samples nor rollout_data")
     return payload
 
 
-def count_samples(payload: Mapping[str, Any]) -> int | None:
-    """Returns how many samples a file of a dump holds; None if it is of no known layout."""
-    if _is_list_of_dicts(payload.get("samples")):
-        return len(payload["samples"])
-    data = payload.get("rollout_data")
-    lengths = data.get("response_lengths") if isinstance(data, dict) else None
-    return len(lengths) if isinstance(lengths, list) else None
+def samples_of(payload: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns the samples in a file of a dump, as `load_dump` has returned it."""
+    if _is_v2(payload):
+        samples: list[dict[str, Any]] = payload["samples"]
+        return samples
+    data = payload["rollout_data"]
+    count = len(data["response_lengths"])
+    columns = {name: values for name, values in data.items() if isinstance(values, list) and len(values) == count}
+    return [{name: values[index] for name, values in columns.items()} for index in range(count)]
 
 
-def _is_list_of_dicts(samples: object) -> bool:
+def _is_v2(payload: Mapping[str, Any]) -> bool:
+    samples = payload.get("samples")
     return isinstance(samples, list) and all(isinstance(sample, dict) for sample in samples)
+
+
+def _is_shard(payload: Mapping[str, Any]) -> bool:
+    data = payload.get("rollout_data")
+    return isinstance(data, dict) and isinstance(data.get("response_lengths"), list)
 
 
 def described_in(path: Path) -> tuple[Manifest, ManifestFile] | None:

@@ -3,15 +3,15 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.brief import brief
 from rollcast.consumer.config import ConsumeConfig
+from rollcast.consumer.dead_letters import DeadLetters
 from rollcast.consumer.decisions import (
     Complete,
     Conflict,
@@ -24,34 +24,21 @@ from rollcast.consumer.decisions import (
     Stale,
     Superseded,
 )
-from rollcast.consumer.errors import AssemblerFullError, ConsumeError, InvalidRecordError, ScratchFullError
-from rollcast.consumer.outputs import Outputs, dead_letter
+from rollcast.consumer.decoding import Decoded, Problem, decode_all
+from rollcast.consumer.errors import AssemblerFullError, InvalidRecordError, ScratchFullError
+from rollcast.consumer.outputs import Outputs
 from rollcast.consumer.retry import Retry, StoppingError
 from rollcast.consumer.rollout import Place, Rollout, RolloutKey
-from rollcast.consumer.scratch import Scratch, unplaced
+from rollcast.consumer.scratch import Scratch
 from rollcast.consumer.stats import Stats
 from rollcast.consumer.store import DumpStore, PublishedDump
-from rollcast.consumer.validity import check_event
-from rollcast.schemas import ContractError, DeadLetter, DpShard, Limits, SamplePart, decode, encode
+from rollcast.schemas import ContractError, DeadLetter, DpShard, SamplePart
 
 _REMEMBERED_ALARMS = 1024
 _CHUNK_BYTES = 4 * 1024 * 1024
 _ROOM_PAUSE_S = 0.5
-_LETTERS_AT_ONCE = 64
 
 _log = logging.getLogger("rollcast.consumer")
-
-
-@dataclass(frozen=True, slots=True)
-class _Problem:
-    """Why a record is no usable event."""
-
-    kind: str
-    text: str
-    run_id: str = ""
-
-
-_Event: TypeAlias = SamplePart | DpShard | _Problem
 
 
 class Intake:
@@ -62,7 +49,8 @@ class Intake:
         assembler: gets the events.
         scratch: gets the tensors of parts that the assembler wants.
         store: is asked about rollouts that the assembler does not know.
-        outputs: gets the dead letters.
+        outputs: announces what a process that died may not have announced.
+        letters: get the records that cannot be used.
         retry: for all of them.
         stats: are counted.
         pool: one thread that decodes, off the event loop.
@@ -76,13 +64,14 @@ class Intake:
         scratch: Scratch,
         store: DumpStore,
         outputs: Outputs,
+        letters: DeadLetters,
         retry: Retry,
         stats: Stats,
         pool: Executor,
     ) -> None:
         self._config = config
         self._assembler, self._scratch, self._store, self._outputs = assembler, scratch, store, outputs
-        self._retry, self._stats, self._pool = retry, stats, pool
+        self._letters, self._retry, self._stats, self._pool = letters, retry, stats, pool
         self._alarmed: set[tuple[str, int]] = set()
         self._room = asyncio.Event()
 
@@ -105,7 +94,7 @@ class Intake:
         loop = asyncio.get_running_loop()
         for some in _chunks(records):
             values = [record.value or b"" for record in some]
-            events = await loop.run_in_executor(self._pool, _decode_all, values, self._config.limits)
+            events = await loop.run_in_executor(self._pool, decode_all, values, self._config.limits)
             await self._recognise_published(events)
             waiting = deque(zip(some, events, strict=True))
             while waiting and still_ours():
@@ -123,7 +112,7 @@ class Intake:
     async def _take(
         self,
         partition: int,
-        taken: deque[tuple[Any, _Event]],
+        taken: deque[tuple[Any, Decoded]],
         still_ours: Callable[[], bool],
         hand_out: Callable[[Rollout], Awaitable[None]],
     ) -> None:
@@ -136,28 +125,28 @@ class Intake:
             self._stats.records += 1
             self._stats.record_bytes += len(value)
             place = Place(partition, record.offset)
-            if isinstance(event, _Problem):
-                letters.append(self._letter(place, record.key, value, event.kind, event.text, event.run_id))
+            if isinstance(event, Problem):
+                letters.append(self._letters.letter(place, record.key, value, event.kind, event.text, event.run_id))
                 continue
             run_id = event.run_id
             try:
                 decisions = await self._add(event, place, len(value), still_ours, hand_out)
             except InvalidRecordError as exc:
-                letters.append(self._letter(place, record.key, value, "invalid", str(exc), run_id))
+                letters.append(self._letters.letter(place, record.key, value, "invalid", str(exc), run_id))
                 continue
             for decision in decisions:
                 if isinstance(decision, Complete):
                     await hand_out(decision.rollout)
                 elif isinstance(decision, Conflict):
-                    letters.append(self._letter(place, record.key, value, "conflict", decision.problem, run_id))
+                    letters.append(self._letters.letter(place, record.key, value, "conflict", decision.problem, run_id))
                     if decision.held is not None:
-                        await self.set_aside([decision.held], decision.problem, "conflict")
+                        await self._letters.set_aside([decision.held], decision.problem, "conflict")
                 elif isinstance(decision, Discarded):
                     parts = zip(decision.parts, decision.places, strict=True)
-                    await self.set_aside(parts, decision.problem)
+                    await self._letters.set_aside(parts, decision.problem)
                 else:
                     self._note(decision)
-        await self.deliver(letters)
+        await self._letters.deliver(letters)
 
     async def _add(
         self,
@@ -175,7 +164,7 @@ class Intake:
                     raise
         return []
 
-    async def _placed(self, events: Sequence[_Event]) -> list[_Event]:
+    async def _placed(self, events: Sequence[Decoded]) -> list[Decoded]:
         """Returns the first events with the tensors of wanted parts in the scratch; none if there is no room now."""
         loop = asyncio.get_running_loop()
         wanted = [isinstance(event, SamplePart) and self._assembler.wants(event) for event in events]
@@ -221,53 +210,12 @@ class Intake:
         """Says that a rollout that was handed out is finished, or will not be."""
         self._room.set()
 
-    async def deliver(self, letters: Sequence[DeadLetter]) -> None:
-        """Returns when the dead letters are delivered; one that Kafka refuses for good is counted and given up."""
-        if not letters:
-            return
-        try:
-            await self._retry.until_done("send dead letters", lambda: self._outputs.send_dead_letters(letters))
-        except ConsumeError as exc:
-            if len(letters) > 1:
-                for letter in letters:
-                    await self.deliver([letter])
-                return
-            (letter,) = letters
-            self._stats.lost_dead_letters += 1
-            _log.error(
-                "the dead letter of %s[%d]@%d is lost: %s", letter.topic, letter.partition, letter.offset, brief(exc)
-            )
-
-    async def set_aside(
-        self, events: Iterable[tuple[SamplePart | DpShard, Place]], problem: str, kind: str = "content"
-    ) -> None:
-        """Returns when records whose event turned out to be unusable are dead letters; values are encoded anew."""
-        loop = asyncio.get_running_loop()
-        letters: list[DeadLetter] = []
-        for event, place in events:
-            value = await loop.run_in_executor(self._pool, _encode, event)
-            letters.append(self._letter(place, None, value, kind, problem, event.run_id))
-            if len(letters) == _LETTERS_AT_ONCE:
-                await self.deliver(letters)
-                letters = []
-        await self.deliver(letters)
-
-    def _letter(
-        self, place: Place, key: bytes | None, value: bytes, kind: str, problem: str, run_id: str
-    ) -> DeadLetter:
-        topic = self._config.topics.records
-        self._stats.dead_letters[kind] += 1
-        self._stats.count(run_id, kind)
-        _log.warning("%s[%d]@%d goes to dead letters: %s", topic, place.partition, place.offset, brief(problem))
-        reason = f"{kind}: {problem}"
-        return dead_letter(topic, place.partition, place.offset, key=key, value=value, reason=reason)
-
-    async def _recognise_published(self, events: Sequence[_Event]) -> None:
+    async def _recognise_published(self, events: Sequence[Decoded]) -> None:
         """Asks the store about new rollouts, so that what was published before a restart is not assembled again."""
         unknown = {
             key: event.attempt
             for event in events
-            if not isinstance(event, _Problem)
+            if not isinstance(event, Problem)
             and not self._assembler.knows(key := RolloutKey(event.run_id, event.rollout_id, event.stream))
         }
         for key, attempt in unknown.items():
@@ -328,27 +276,8 @@ def _chunks(records: Sequence[Any]) -> Iterator[Sequence[Any]]:
     yield records[first:]
 
 
-def _decode_all(values: Sequence[bytes], limits: Limits) -> list[_Event]:
-    return [_decode(value, limits) for value in values]
-
-
-def _decode(value: bytes, limits: Limits) -> _Event:
-    try:
-        event = decode(value, limits)
-        if not isinstance(event, (SamplePart, DpShard)):
-            return _Problem("decode", f"a {type(event).__name__} has no place on this topic")
-        check_event(event, limits)
-    except (ContractError, InvalidRecordError) as exc:
-        return _Problem("decode", str(exc))
-    return event
-
-
-def _encode(event: SamplePart | DpShard) -> bytes:
-    return encode(unplaced(event) if isinstance(event, SamplePart) else event)
-
-
-def _place_all(scratch: Scratch, events: Sequence[tuple[_Event, bool]]) -> list[_Event]:
-    placed: list[_Event] = []
+def _place_all(scratch: Scratch, events: Sequence[tuple[Decoded, bool]]) -> list[Decoded]:
+    placed: list[Decoded] = []
     for event, wanted in events:
         if not wanted or not isinstance(event, SamplePart):
             placed.append(event)
@@ -356,7 +285,7 @@ def _place_all(scratch: Scratch, events: Sequence[tuple[_Event, bool]]) -> list[
         try:
             placed.append(scratch.place(event))
         except ContractError as exc:
-            placed.append(_Problem("content", str(exc), event.run_id))
+            placed.append(Problem("content", str(exc), event.run_id))
         except ScratchFullError:
             break
         except OSError:

@@ -13,6 +13,7 @@ from aiokafka.structs import OffsetAndMetadata
 from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.closing import CLOSE_TIMEOUT_S, Closing
 from rollcast.consumer.config import ConsumeConfig
+from rollcast.consumer.dead_letters import DeadLetters
 from rollcast.consumer.gaps import Gaps
 from rollcast.consumer.intake import Intake
 from rollcast.consumer.kafka_client import group_consumer
@@ -40,6 +41,7 @@ class Member:
         config: of the daemon.
         assembler: is told which partitions went.
         intake: takes what is read.
+        letters: tell of what could not be read.
         gaps: remembers what could not be read.
         retry: waits for what can succeed later.
         stats: are counted.
@@ -52,13 +54,14 @@ class Member:
         *,
         assembler: Assembler,
         intake: Intake,
+        letters: DeadLetters,
         gaps: Gaps,
         retry: Retry,
         stats: Stats,
         ready: asyncio.Event,
     ) -> None:
         self._config = config
-        self._assembler, self._intake, self._gaps = assembler, intake, gaps
+        self._assembler, self._intake, self._letters, self._gaps = assembler, intake, letters, gaps
         self._retry, self._stats, self._ready = retry, stats, ready
         self.waiting_since: float | None = asyncio.get_running_loop().time()
         self._positions = Positions(config)
@@ -69,6 +72,7 @@ class Member:
         # Counts assignments, so that what was begun under an earlier one is told from what belongs to this one.
         self._assignment = 0
         self._partitions: frozenset[TopicPartition] = frozenset()
+        self._committing: asyncio.Timeout | None = None
         self._changed = asyncio.Event()
         self._placed = asyncio.Event()
         # A fetch that was waiting when the group came for its partitions is over before `_place` seeks: it would return
@@ -109,13 +113,15 @@ class Member:
         assignment = self._assignment
         offsets = {self._at(partition): OffsetAndMetadata(mark, "") for partition, mark in moved.items()}
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S) as self._committing:
                 await self._consumer.commit(offsets)
         except (KafkaError, TimeoutError) as exc:
             _log.warning("offsets could not be committed now: %r", exc)
         else:
             if assignment == self._assignment:
                 self._committed |= moved
+        finally:
+            self._committing = None
 
     async def lag(self) -> int | None:
         """Returns how many offsets of its partitions it has not read; None if Kafka does not tell in time."""
@@ -240,7 +246,7 @@ class Member:
             self._start_at(topic_partition, firsts[topic_partition])
 
     async def _record(self, gaps: Mapping[OffsetSpan, str]) -> None:
-        await self._intake.deliver([self._gaps.note(gap, cause) for gap, cause in gaps.items()])
+        await self._letters.deliver([self._gaps.note(gap, cause) for gap, cause in gaps.items()])
 
     def _lost_with_its_log(self, starts: Mapping[TopicPartition, int]) -> dict[OffsetSpan, str]:
         """Returns what had been read and not committed of partitions whose committed offset is gone.
@@ -274,6 +280,9 @@ class Member:
         self._assignment += 1
         self._intake.forget_places()
         self._placed.clear()
+        if self._committing is not None and not self._committing.expired():
+            # aiokafka would repeat a failed commit as a member of the next generation, which may read other partitions.
+            self._committing.reschedule(asyncio.get_running_loop().time())
         for topic_partition in partitions:
             partition = topic_partition.partition
             self._assembler.forget(partition)

@@ -76,7 +76,8 @@ class OpenRollout:
         self._news_since_snapshot = False
         self._events: dict[int, tuple[DpShard, Place]] = {}
         self._cuts: dict[tuple[int, int], dict[int, dict[int, _Held]]] = {}
-        self._whole: dict[tuple[int, int], int] = {}
+        # Made as soon as a slot is whole, so that handing out thousands of them does not hold up the event loop.
+        self._whole: dict[tuple[int, int], WholeSlot] = {}
         self._contradicted: set[int] = set()
         self._shard_count: int | None = None
         self._slots_expected = 0
@@ -111,7 +112,7 @@ class OpenRollout:
         self._cuts.setdefault(key, {})[part.part_count] = cut
         cut[part.part] = (part, place, size)
         if len(cut) == part.part_count:
-            self._whole[key] = part.part_count
+            self._whole[key] = _whole_slot(*key, cut)
         self._grew(part, place, size, now)
         return True
 
@@ -186,7 +187,7 @@ class OpenRollout:
         self._whole.pop(key, None)
         for part_count, cut in self._cuts[key].items():
             if len(cut) == part_count:
-                self._whole[key] = part_count
+                self._whole[key] = _whole_slot(*key, cut)
         if not self._cuts[key]:
             del self._cuts[key]
         return [(part, place) for part, place, _ in removed]
@@ -203,16 +204,12 @@ class OpenRollout:
         self._news_since_snapshot = False
         slots: dict[int, list[WholeSlot]] = {}
         broken: dict[int, list[int]] = {}
-        for (rank, slot), cuts in sorted(self._cuts.items()):
-            part_count = self._whole.get((rank, slot))
-            if part_count is None:
+        for key in sorted(self._cuts):
+            rank, slot = key
+            if key in self._whole:
+                slots.setdefault(rank, []).append(self._whole[key])
+            else:
                 broken.setdefault(rank, []).append(slot)
-                continue
-            held = [cuts[part_count][part] for part in range(part_count)]
-            whole = WholeSlot(
-                SlotCut(rank, slot, part_count), tuple(part for part, _, _ in held), tuple(at for _, at, _ in held)
-            )
-            slots.setdefault(rank, []).append(whole)
         seen = sorted({*self._events, *slots})
         return Rollout(
             id=self.id,
@@ -239,6 +236,12 @@ class OpenRollout:
             shard_count_known=self._shard_count is not None,
             slots=tuple((rank, tuple(absent)) for rank, absent in sorted(missing_slots.items()) if absent),
         )
+
+
+def _whole_slot(rank: int, slot: int, cut: dict[int, _Held]) -> WholeSlot:
+    held = [cut[part] for part in range(len(cut))]
+    parts, places, _ = zip(*held, strict=True)
+    return WholeSlot(SlotCut(rank, slot, len(cut)), parts, places)
 
 
 def _content(event: DpShard) -> DpShard:

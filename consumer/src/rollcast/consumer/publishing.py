@@ -9,6 +9,7 @@ from dataclasses import replace
 from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.brief import brief
 from rollcast.consumer.config import ConsumeConfig
+from rollcast.consumer.dead_letters import DeadLetters
 from rollcast.consumer.decisions import Complete
 from rollcast.consumer.errors import LayoutError
 from rollcast.consumer.gaps import Gaps
@@ -29,7 +30,8 @@ class Publishing:
     Args:
         config: of the daemon.
         assembler: is told what is durable.
-        intake: sends the dead letters.
+        intake: is told when room may be free.
+        letters: get what turns out to be unusable.
         store: keeps the dumps.
         outputs: announces them.
         gaps: what may be why something is missing.
@@ -44,6 +46,7 @@ class Publishing:
         *,
         assembler: Assembler,
         intake: Intake,
+        letters: DeadLetters,
         store: DumpStore,
         outputs: Outputs,
         gaps: Gaps,
@@ -52,7 +55,8 @@ class Publishing:
         pool: Executor,
     ) -> None:
         self._config = config
-        self._assembler, self._intake, self._store, self._outputs = assembler, intake, store, outputs
+        self._assembler, self._intake, self._letters = assembler, intake, letters
+        self._store, self._outputs = store, outputs
         self._gaps, self._retry, self._stats, self._pool = gaps, retry, stats, pool
 
     async def publish(self, rollout: Rollout) -> None:
@@ -76,7 +80,7 @@ class Publishing:
         started_at = loop.time()
         restored, dump = await loop.run_in_executor(self._pool, _prepare, rollout, self._config)
         for bad in restored.bad_slots:
-            await self._intake.set_aside(zip(bad.slot.parts, bad.slot.places, strict=True), bad.problem)
+            await self._letters.set_aside(zip(bad.slot.parts, bad.slot.places, strict=True), bad.problem)
         if restored.problem is not None:
             await self._give_up(rollout, restored.problem)
             return []
@@ -109,7 +113,7 @@ class Publishing:
             for shard in rollout.shards
             if shard.event is not None and shard.event_place is not None
         ]
-        await self._intake.set_aside(closing, problem, kind="unusable")
+        await self._letters.set_aside(closing, problem, kind="unusable")
         self._finish(rollout, complete=not rollout.missing)
 
     def _report(self, rollout: Rollout, dump: Dump, published: PublishedDump) -> None:

@@ -15,6 +15,7 @@ from rollcast.consumer.errors import ConsumeError, InvalidRecordError, LayoutErr
 from rollcast.consumer.replay import Replay
 from rollcast.consumer.restore import restore
 from rollcast.consumer.rollout import Place, Rollout, RolloutKey
+from rollcast.consumer.scratch import Scratch
 from rollcast.consumer.store import Dump, LocalDumpStore, Manifest, dump_of
 from rollcast.consumer.store.manifest import digests_of
 from rollcast.consumer.topics import prepare_topics
@@ -50,6 +51,7 @@ async def rebuild(config: ConsumeConfig, run_id: str, rollout_ids: Iterable[int]
         ConsumerError: Kafka or the folder cannot be used.
     """
     store = LocalDumpStore.of(config)
+    scratch = Scratch(config.scratch_directory, config.max_scratch_bytes, config.limits)
     wanted: dict[int, Manifest | None] = {}
     try:
         await asyncio.to_thread(store.open)
@@ -60,14 +62,17 @@ async def rebuild(config: ConsumeConfig, run_id: str, rollout_ids: Iterable[int]
             else:
                 wanted[rollout_id] = known
         if wanted:
+            await asyncio.to_thread(scratch.open)
             await prepare_topics(config)
             async with Replay(config) as replay:
-                async for rebuilt in _rebuild_from(replay, config, store, run_id, wanted):
+                async for rebuilt in _rebuild_from(replay, config, store, scratch, run_id, wanted):
                     yield rebuilt
     except KafkaError as exc:
         raise ConsumeError(f"Kafka at {config.bootstrap_servers} failed: {exc!r}; try again") from exc
     except OSError as exc:
-        raise ConsumeError(f"dumps cannot be kept at {config.dump_path!r}: {exc}") from exc
+        raise ConsumeError(
+            f"dumps cannot be kept at {config.dump_path!r}, or their tensors at {config.scratch_directory}: {exc}"
+        ) from exc
 
 
 def _look(store: LocalDumpStore, key: RolloutKey) -> tuple[bool, Manifest | None]:
@@ -82,14 +87,19 @@ def _look(store: LocalDumpStore, key: RolloutKey) -> tuple[bool, Manifest | None
 
 
 async def _rebuild_from(
-    replay: Replay, config: ConsumeConfig, store: LocalDumpStore, run_id: str, wanted: dict[int, Manifest | None]
+    replay: Replay,
+    config: ConsumeConfig,
+    store: LocalDumpStore,
+    scratch: Scratch,
+    run_id: str,
+    wanted: dict[int, Manifest | None],
 ) -> AsyncIterator[Rebuilt]:
     likely = [
         each for rollout_id, known in wanted.items() for each in replay.likely(record_key(run_id, rollout_id), known)
     ]
     missing: dict[int, str] = {}
     for ranges in (likely, replay.everything()):
-        assembly = _Assembly(config, run_id, wanted)
+        assembly = _Assembly(config, scratch, run_id, wanted)
         keys = {record_key(run_id, rollout_id) for rollout_id in wanted}
         rebuilt: dict[int, Rebuilt] = {}
         async for record in replay.records(ranges, keys):
@@ -134,10 +144,12 @@ def _publish(store: LocalDumpStore, dump: Dump, known: Manifest | None) -> Rebui
 
 
 class _Assembly:
-    """Puts the wanted rollouts together from records in any order."""
+    """Puts the wanted rollouts together from records in any order; for one thread at a time."""
 
-    def __init__(self, config: ConsumeConfig, run_id: str, wanted: dict[int, Manifest | None]) -> None:
-        self._config, self._run_id, self._wanted = config, run_id, wanted
+    def __init__(
+        self, config: ConsumeConfig, scratch: Scratch, run_id: str, wanted: dict[int, Manifest | None]
+    ) -> None:
+        self._config, self._scratch, self._run_id, self._wanted = config, scratch, run_id, wanted
         self._assembler = Assembler(incomplete_after_s=0, max_resident_bytes=config.max_resident_bytes)
         self._problems: dict[int, str] = {}
 
@@ -146,6 +158,8 @@ class _Assembly:
 
         Raises:
             AssemblerFullError: unfinished rollouts do not fit into memory.
+            ScratchFullError: their tensors do not fit into the scratch files.
+            OSError: the scratch folder cannot be used.
         """
         value = record.value or b""
         try:
@@ -153,6 +167,8 @@ class _Assembly:
             if not isinstance(event, (SamplePart, DpShard)) or not self._is_wanted(event):
                 return []
             check_event(event, self._config.limits)
+            if isinstance(event, SamplePart) and self._assembler.wants(event):
+                event = self._scratch.place(event)
             decisions = self._assembler.add(event, Place(record.partition, record.offset), size=len(value), now=0)
         except (ContractError, InvalidRecordError) as exc:
             _log.warning("%s[%d]@%d is not used: %s", record.topic, record.partition, record.offset, exc)

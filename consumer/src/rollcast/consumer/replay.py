@@ -11,6 +11,7 @@ from aiokafka.partitioner import DefaultPartitioner
 
 from rollcast.consumer.config import ConsumeConfig
 from rollcast.consumer.errors import ConsumeError
+from rollcast.consumer.kafka_client import client_options
 from rollcast.consumer.store import Manifest
 
 _POLL_MS = 500
@@ -46,8 +47,7 @@ class Replay:
         self._topic = config.topics.records
         self._consumer: Any = AIOKafkaConsumer(
             self._topic,
-            bootstrap_servers=config.bootstrap_servers,
-            client_id="rollcast-rebuild",
+            **client_options(config),
             group_id=None,
             enable_auto_commit=False,
             auto_offset_reset="earliest",

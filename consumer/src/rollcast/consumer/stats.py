@@ -58,14 +58,14 @@ class Stats:
     dead_letters: Counter[str] = field(default_factory=Counter)
     lost_dead_letters: int = 0
     failed_metrics: Counter[str] = field(default_factory=Counter)
-    by_run: Counter[tuple[str, str]] = field(default_factory=Counter)
+    by_run: Counter[tuple[str, str]] = field(default_factory=Counter, repr=False)
     retries: int = 0
     gaps: int = 0
     gap_offsets: int = 0
     client_rebuilds: int = 0
     dump_seconds: float = 0.0
     progressed_at: float = field(default_factory=time.monotonic)
-    _runs: set[str] = field(default_factory=set)
+    _runs: set[str] = field(default_factory=set, repr=False)
 
     def note_progress(self) -> None:
         """Notes that records were taken or a dump written just now."""

@@ -1,4 +1,4 @@
-"""The daemon's counters for Prometheus. No label tells a run or a rollout, so the number of series is fixed."""
+"""The daemon's counters for Prometheus. No label tells a rollout, and runs are told apart up to `stats.MAX_RUNS`."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.health import Health
 from rollcast.consumer.retry import Retry
+from rollcast.consumer.scratch import Scratch
 from rollcast.consumer.stats import DEAD_LETTER_KINDS, Stats
 from rollcast.consumer.watchdog import Watchdog
 
@@ -36,17 +37,30 @@ _COUNTERS = {
 class DaemonCollector(Collector):
     """Reads the daemon's own state at each scrape."""
 
-    def __init__(self, stats: Stats, *, assembler: Assembler, watchdog: Watchdog, retry: Retry, health: Health) -> None:
-        self._stats, self._assembler, self._watchdog = stats, assembler, watchdog
-        self._retry, self._health = retry, health
+    def __init__(
+        self,
+        stats: Stats,
+        *,
+        assembler: Assembler,
+        scratch: Scratch,
+        watchdog: Watchdog,
+        retry: Retry,
+        health: Health,
+    ) -> None:
+        self._stats, self._assembler, self._scratch = stats, assembler, scratch
+        self._watchdog, self._retry, self._health = watchdog, retry, health
 
     def collect(self) -> Iterator[Metric]:
-        """Yields every series, those that are 0 too."""
+        """Yields every series, those that are 0 too, apart from those of runs."""
         stats = self._stats
         for name, text in _COUNTERS.items():
             yield CounterMetricFamily(f"rollcast_{name}", text, value=getattr(stats, name))
         letters = dict.fromkeys(DEAD_LETTER_KINDS, 0) | stats.dead_letters
         yield _by("rollcast_dead_letters", "Records that could not be used.", "reason", letters)
+        unused = CounterMetricFamily("rollcast_unused_records", "Records not simply used.", labels=["run", "reason"])
+        for (run_id, reason), count in stats.by_run.items():
+            unused.add_metric([run_id, reason], count)
+        yield unused
         failed = stats.failed_metrics.total()
         yield CounterMetricFamily("rollcast_failed_metrics", "Metrics that could not be computed.", value=failed)
         yield SummaryMetricFamily(
@@ -69,6 +83,7 @@ class DaemonCollector(Collector):
             ("open_rollouts", "Rollouts that are not durable.", self._assembler.open_count),
             ("oldest_open_seconds", "Age of the oldest of them.", 0.0 if opened_at is None else now - opened_at),
             ("resident_bytes", "Memory that their records take, about.", self._assembler.resident_bytes),
+            ("scratch_bytes", "Size of the files that their tensors lie in.", self._scratch.used_bytes),
             ("seconds_since_progress", "Since records were taken or a dump written.", now - self._stats.progressed_at),
             ("assigned_partitions", "Partitions that the group gave it.", member.partition_count if member else 0),
             ("degraded", "1 while something fails and is tried again.", int(bool(self._retry.failing))),

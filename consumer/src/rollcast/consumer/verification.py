@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollcast.consumer.dump_file import check_against, count_samples, described_in, load_file
+from rollcast.consumer.dump_file import check_against, described_in, load_dump, samples_of
 from rollcast.consumer.errors import DumpFileError
 from rollcast.consumer.store.manifest import Manifest, parse_manifest
 from rollcast.consumer.store.template import MANIFEST_SUFFIX
@@ -87,14 +87,11 @@ def _check(beside: Path, manifest: Manifest) -> None:
     for file in manifest.files:
         path = beside.with_name(file.name)
         check_against(path, file)
-        payload = load_file(path)
-        count = count_samples(payload)
-        if count is None:
-            raise DumpFileError(f"{path} is a torch file, but no dump: it has neither samples nor rollout_data")
+        payload = load_dump(path)
         number = payload.get("rollout_id", payload.get("call"))
         if number != manifest.id.rollout_id:
             raise DumpFileError(f"{path} is of rollout {number}, its manifest of rollout {manifest.id.rollout_id}")
-        samples += count
+        samples += len(samples_of(payload))
         shards += len(payload["dp_shards"]) if isinstance(payload.get("dp_shards"), list) else 1
     if samples != manifest.samples:
         raise DumpFileError(f"it has {samples} samples, its manifest tells of {manifest.samples}")

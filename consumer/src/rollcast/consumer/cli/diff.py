@@ -16,13 +16,13 @@ def diff(
 ) -> None:
     """Compare two dumps, bit for bit unless a tolerance is given. Exit status: 0 equal, 1 different, 2 trouble."""
     from rollcast.consumer.difference import differences
-    from rollcast.consumer.dump_file import load_dump
+    from rollcast.consumer.dump_file import load_dump, samples_of
 
     left, right = load_dump(a), load_dump(b)
     found = differences(left, right, rtol=rtol, atol=atol, limit=max_differences + 1)
     if not found:
         within = f" within rtol {rtol:g}, atol {atol:g}" if rtol or atol else ""
-        typer.echo(f"equal{within}: {len(left['samples'])} samples")
+        typer.echo(f"equal{within}: {len(samples_of(left))} samples")
         return
     for difference in found[:max_differences]:
         typer.echo(str(difference))

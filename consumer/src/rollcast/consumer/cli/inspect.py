@@ -22,12 +22,13 @@ def inspect(file: Annotated[Path, typer.Argument(help="A dump, .pt.")]) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from rollcast.consumer.dump_file import load_dump
+    from rollcast.consumer.dump_file import load_dump, samples_of
 
     manifest, problem = _manifest_of(file)
     payload = load_dump(file)
     console = Console()
-    console.print(_overview(file, payload), _columns(payload["samples"]))
+    samples = samples_of(payload)
+    console.print(_overview(file, payload, len(samples)), _columns(samples))
     if shards := payload.get("dp_shards"):
         console.print(_layout(shards))
     if manifest is None:
@@ -72,12 +73,12 @@ def _row(table: "Table", *cells: object) -> None:
     table.add_row(*(Text(str(cell)) for cell in cells))
 
 
-def _overview(file: Path, payload: dict[str, Any]) -> "Table":
+def _overview(file: Path, payload: dict[str, Any], sample_count: int) -> "Table":
     table = _table(str(file))
     for name, label in _HEAD.items():
         if name in payload:
             _row(table, label, payload[name])
-    _row(table, "samples", len(payload["samples"]))
+    _row(table, "samples", sample_count)
     _row(table, "file bytes", file.stat().st_size)
     for name, value in payload.items():
         if name not in {*_HEAD, "samples", "dp_shards"}:

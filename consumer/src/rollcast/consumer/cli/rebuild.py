@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import re
 from typing import Annotated
 
@@ -9,6 +10,7 @@ import typer
 
 from rollcast.consumer.config import ConsumeConfig, Layout
 from rollcast.schemas import Topics
+from rollcast.schemas.kafka_security import read_kafka_security
 
 _ROLLOUTS = re.compile(r"(\d{1,18})(?:\.\.(\d{1,18}))?\Z")
 _MOST_ROLLOUTS = 100_000
@@ -25,13 +27,19 @@ def rebuild(
     layout: Annotated[Layout, typer.Option(help="As `rollcast consume` was given it.")] = Layout.SLIME,
     topic_prefix: Annotated[str, typer.Option(help="First part of the topic names.")] = "rollcast",
     max_resident_bytes: Annotated[
-        int, typer.Option(min=1, help="Cap on the records of unfinished rollouts in memory.")
-    ] = 4 * 1024**3,
+        int, typer.Option(min=1, help="Cap on the records of unfinished rollouts in memory, without their tensors.")
+    ] = 256 * 1024**2,
+    scratch_dir: Annotated[
+        str, typer.Option(help="Folder for the tensors of unfinished rollouts; by default where the dumps go.")
+    ] = "",
+    max_scratch_bytes: Annotated[int, typer.Option(min=64 * 1024**2, help="Cap on the tensors in that folder.")] = 64
+    * 1024**3,
     connect_timeout_s: Annotated[float, typer.Option(help="Bound on reaching a broker at start.")] = 15.0,
 ) -> None:
     """Make dumps again that were lost, damaged or removed. Exit status: 0 all are there, 1 not, 2 trouble.
 
-    A running `rollcast consume` is not disturbed. A sound dump is left as it is.
+    A running `rollcast consume` is not disturbed. A sound dump is left as it is. SASL and TLS settings are read from
+    the environment, as `rollcast consume` reads them.
     """
     config = ConsumeConfig(
         bootstrap_servers=bootstrap,
@@ -40,7 +48,10 @@ def rebuild(
         topics=Topics(topic_prefix),
         create_topics=False,
         max_resident_bytes=max_resident_bytes,
+        scratch_dir=scratch_dir,
+        max_scratch_bytes=max_scratch_bytes,
         connect_timeout_s=connect_timeout_s,
+        security=read_kafka_security(os.environ),
     )
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)

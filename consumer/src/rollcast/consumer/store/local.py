@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from rollcast.consumer.config import ConsumeConfig, Layout
+from rollcast.consumer.config import ConsumeConfig, Layout, fixed_directory
 from rollcast.consumer.layout import DumpFile
 from rollcast.consumer.retention import Retention
 from rollcast.consumer.rollout import RolloutId, RolloutKey
@@ -84,7 +84,7 @@ class LocalDumpStore:
 
     def open(self) -> None:
         """Makes the folder that does not depend on the run, and finishes what dead writers left."""
-        fixed = Path(self._template.template.partition("{")[0] + "x").parent
+        fixed = fixed_directory(self._template.template)
         make_directory(fixed)
         if not os.access(fixed, os.W_OK | os.X_OK):
             raise PermissionError(f"{fixed} is not writable")
