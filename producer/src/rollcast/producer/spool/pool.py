@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ DEFAULT_MAX_POOL_BYTES = 4 * 1024**3
 # A file that is cut down to a much smaller bundle loses the pages for which it was kept.
 _MAX_CUT = 4
 _SMALL_BYTES = 1024**2
+# On a file of the pool this bit says that the file must not grow; it has no other meaning there.
+_FIXED = stat.S_ISVTX
 
 
 class TensorPool:
@@ -68,7 +71,7 @@ class TensorPool:
                 files = self.files()
                 # Else the largest of the smaller ones, which has to grow the least.
                 fitting = [path for available, path in files if _fits(available, size)] or [
-                    path for available, path in files if available < size
+                    path for available, path in files if available < size and not path.stat().st_mode & _FIXED
                 ][-1:]
                 if fitting:
                     fitting[0].rename(target)
@@ -81,6 +84,21 @@ class TensorPool:
                 for _, path in self.files():
                     _remove(path)
                 _reserve(target, size)
+
+    def fix_size(self, file: Path) -> int:
+        """Returns the size of a file of the pool, which may be cut from now on, but never grows again.
+
+        For files that are registered with CUDA. A device writes to the pages that the file had then; a file that is
+        cut and grows again has others in their place, so what the device writes there would be lost.
+
+        Raises:
+            OSError: the file is not there any more, or another user's.
+        """
+        with self._locked():
+            status = file.stat()
+            if not status.st_mode & _FIXED:
+                file.chmod(stat.S_IMODE(status.st_mode) | _FIXED)
+            return status.st_size
 
     def keep_spares(self, count: int, size: int) -> None:
         """Makes files of `size` until the pool has `count` that would do for it; for a background thread.
