@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
+from rollcast.producer.errors import SpoolError
+from rollcast.producer.spool.locks import lock
 from rollcast.producer.spool.pool import TensorPool
 from rollcast.producer.spool.tensor_file import TensorFiles
 
@@ -49,3 +52,14 @@ def test_a_file_may_be_closed_twice_and_holds_no_memory_then(tmp_path: Path) -> 
     file.close()
     file.close()
     assert torch.equal(file.data, torch.empty(0, dtype=torch.uint8))
+
+
+def test_a_stopped_process_that_holds_the_pool_does_not_hang_who_takes_from_it(tmp_path: Path) -> None:
+    folder = tmp_path / "pool"
+    folder.mkdir()
+    files = TensorFiles(TensorPool(folder, lock_timeout_s=0.05))
+    held = lock(folder / ".lock")
+    assert held is not None
+    with held, pytest.raises(SpoolError, match=r"another process has held .* is it stopped"):
+        files.open(tmp_path / "tensors", 64, 100)
+    files.open(tmp_path / "tensors", 64, 100).close()

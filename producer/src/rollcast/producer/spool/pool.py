@@ -13,6 +13,7 @@ DEFAULT_MAX_POOL_BYTES = 4 * 1024**3
 # A file that is cut down to a much smaller bundle loses the pages for which it was kept.
 _MAX_CUT = 4
 _SMALL_BYTES = 1024**2
+_LOCK_TIMEOUT_S = 20.0
 # On a file of the pool this bit says that the file must not grow; it has no other meaning there.
 _FIXED = stat.S_ISVTX
 
@@ -25,10 +26,13 @@ class TensorPool:
     Args:
         folder: of the pool.
         max_bytes: what would make the pool larger is removed instead.
+        lock_timeout_s: longest wait for another process that gives or takes; it may have been stopped.
     """
 
-    def __init__(self, folder: Path, max_bytes: int = DEFAULT_MAX_POOL_BYTES) -> None:
-        self._folder, self._max_bytes = folder, max_bytes
+    def __init__(
+        self, folder: Path, max_bytes: int = DEFAULT_MAX_POOL_BYTES, lock_timeout_s: float = _LOCK_TIMEOUT_S
+    ) -> None:
+        self._folder, self._max_bytes, self._lock_timeout_s = folder, max_bytes, lock_timeout_s
 
     def files(self) -> list[tuple[int, Path]]:
         """Returns the files with their sizes, smallest first."""
@@ -64,7 +68,7 @@ class TensorPool:
         Peers that take the same target get the same file, whoever comes first.
 
         Raises:
-            OSError: there is no room; a new file was really reserved, so a later write cannot fail.
+            OSError: there is no room, or no lock; a new file was really reserved, so a later write cannot fail.
         """
         with self._locked():
             if not target.exists():
@@ -132,8 +136,12 @@ class TensorPool:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         self._folder.mkdir(parents=True, exist_ok=True)
-        held = lock(self._folder / ".lock", wait=True)
-        assert held is not None  # noqa: S101  # it was waited for
+        path = self._folder / ".lock"
+        held = lock(path, wait_s=self._lock_timeout_s)
+        if held is None:
+            raise TimeoutError(
+                errno.ETIMEDOUT, f"another process has held {path} for {self._lock_timeout_s:g} s; is it stopped?"
+            )
         with held:
             yield
 
