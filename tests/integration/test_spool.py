@@ -99,6 +99,17 @@ def test_a_record_of_one_rank_that_cannot_be_copied_leaves_nothing(tmp_path: Pat
     publisher.close(0.2)
 
 
+def test_a_publisher_that_was_switched_off_lets_go_of_the_spool_when_it_is_closed(tmp_path: Path) -> None:
+    publisher = _publisher(tmp_path / "spool")
+    publisher.publish(0, whole_shard(0, 0, 1))
+    moved = (tmp_path / "spool").rename(tmp_path / "moved")
+    assert publisher.publish(1, whole_shard(1, 0, 1)).status is PublishStatus.DISABLED
+    assert SpoolFolder(moved).has_trainers()
+    assert not publisher.close(0.2)
+    assert not SpoolFolder(moved).has_trainers()
+    assert not publisher.close(0.2)
+
+
 def test_misaligned_data_drops_the_rollout_and_training_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
