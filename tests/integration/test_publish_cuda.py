@@ -3,14 +3,18 @@
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fixtures.rollouts import payload_in_spool, whole_shard
 from rollcast.consumer.difference import differences
 from rollcast.producer import Publisher, PublisherConfig
-from rollcast.producer.mover import pin, unpin
+from rollcast.producer.mover import can_pin, move, pin, unpin
+from rollcast.producer.plan import Segments
 from rollcast.producer.spool.folder import SpoolFolder
+from rollcast.producer.spool.pool import TensorPool
+from rollcast.producer.spool.tensor_file import TensorFiles
 from rollcast.schemas import build_dump_payload
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
@@ -53,9 +57,30 @@ def test_a_shard_on_the_device_is_bit_equal_and_its_memory_may_be_reused(tmp_pat
     publisher.close(0.2)
 
 
-def test_memory_is_registered_once_the_process_uses_the_device() -> None:
-    torch.zeros(1).cuda()
+def _whole(size: int) -> Segments:
+    zero = np.zeros(1, np.int64)
+    return Segments(tensors=zero, targets=zero, starts=zero, sizes=np.array([size], np.int64))
+
+
+def test_memory_is_registered_once_a_shard_has_come_from_the_device() -> None:
     memory = torch.zeros(1 << 16, dtype=torch.uint8)
+    move((torch.arange(16, dtype=torch.uint8).cuda(),), _whole(16), memory)
+    assert memory[:16].tolist() == list(range(16))
+    assert can_pin()
     assert pin(memory)
     assert memory.is_pinned()
-    unpin(memory)
+    unpin(memory.data_ptr())
+    assert not memory.is_pinned()
+
+
+def test_what_the_device_writes_to_a_registered_file_is_in_the_file_however_its_size_changes(tmp_path: Path) -> None:
+    pool = TensorPool(tmp_path / "pool")
+    files = TensorFiles(pool)
+    for size in (8 << 20, 4 << 20, 6 << 20, 7 << 20, 3 << 20, 9 << 20):
+        source = torch.randint(256, (size,), dtype=torch.uint8).cuda()
+        file = files.open(tmp_path / "tensors", 64, size)
+        move((source,), _whole(size), file.data)
+        file.close()
+        assert (tmp_path / "tensors").read_bytes()[64:] == source.cpu().numpy().tobytes()
+        pool.give(tmp_path / "tensors")
+        files.prefault()

@@ -72,6 +72,44 @@ def test_an_empty_shard_is_a_bundle_too(tmp_path: Path, data: dict[str, Any]) ->
     assert payload["samples"] == []
 
 
+def _freed() -> torch.Tensor:
+    tensor = torch.arange(8, dtype=torch.float32)
+    tensor.untyped_storage().resize_(0)
+    return tensor
+
+
+def test_a_tensor_whose_memory_is_gone_drops_the_rollout_and_leaves_nothing(tmp_path: Path) -> None:
+    publisher = _publisher(tmp_path)
+    result = publisher.publish(0, whole_shard(0, 0, 1) | {"extra": _freed()})
+    assert result.status is PublishStatus.DROPPED
+    assert publisher.publish(1, whole_shard(1, 0, 1)).status is PublishStatus.PUBLISHED
+    publisher.close(0.2)
+    dropped, published = (read_bundle(path) for _, path in SpoolFolder(tmp_path).bundles())
+    assert dropped.shard.dropped_reason is not None
+    assert "could not copy its records" in dropped.shard.dropped_reason
+    assert published.shard.dropped_reason is None
+    assert not list(tmp_path.rglob("*.filling"))
+
+
+def test_a_record_of_one_rank_that_cannot_be_copied_leaves_nothing(tmp_path: Path) -> None:
+    publisher = _publisher(tmp_path)
+    result = publisher.publish_alone("policy-loss", lambda: {"response_lengths": [8], "values": [_freed()]})
+    assert result.status is PublishStatus.DROPPED
+    assert not list(tmp_path.rglob("*.filling"))
+    publisher.close(0.2)
+
+
+def test_a_publisher_that_was_switched_off_lets_go_of_the_spool_when_it_is_closed(tmp_path: Path) -> None:
+    publisher = _publisher(tmp_path / "spool")
+    publisher.publish(0, whole_shard(0, 0, 1))
+    moved = (tmp_path / "spool").rename(tmp_path / "moved")
+    assert publisher.publish(1, whole_shard(1, 0, 1)).status is PublishStatus.DISABLED
+    assert SpoolFolder(moved).has_trainers()
+    assert not publisher.close(0.2)
+    assert not SpoolFolder(moved).has_trainers()
+    assert not publisher.close(0.2)
+
+
 def test_misaligned_data_drops_the_rollout_and_training_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

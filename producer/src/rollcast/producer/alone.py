@@ -38,8 +38,13 @@ class AlonePublisher:
             # Not waited for: there are many of them in a step, and each would hold up this rank's peers.
             session.quota.await_room(plan.data_bytes, 1, session.spool.unfinished(session.config.run_id, name), 0.0)
             bundle = session.start_bundle(name, plan)
-            copied = copy_own(plan, 0, bundle.file.data)
-            bundle.mark_filled(0)
+            try:
+                copied = copy_own(plan, 0, bundle.file.data)
+                bundle.mark_filled(0)
+            except Exception:
+                # No commit job follows, so nobody else would ever remove it.
+                bundle.discard()
+                raise
         except Exception as exc:  # whatever it is, this record alone is lost
             if session.config.strict:
                 raise

@@ -161,7 +161,6 @@ class Committer:
             try:
                 self._commit(job)
             except Exception as exc:  # noqa: BLE001  # whatever it is, the rollout becomes a dropped one
-                shutil.rmtree(self._spool.filling(self._run_id, job.name), ignore_errors=True)
                 _log.error("rollout %d is dropped: %s", job.name.rollout_id, exc)
                 self._counters.dropped(DropReason.NOT_COMMITTED)
                 job = _dropped(job, f"its bundle could not be committed: {exc}")
@@ -175,6 +174,8 @@ class Committer:
             raise SpoolError(f"the spool {self._spool.path} was removed or replaced")
         committed = self._spool.committed(self._run_id, job.name)
         if job.content is None:
+            # What was filled of it would take room until the next start.
+            shutil.rmtree(self._spool.filling(self._run_id, job.name), ignore_errors=True)
             # What has the name already is whole and will be shipped; a mark would contradict it.
             with contextlib.suppress(BundleExistsError):
                 commit_bundle(self._spool.marking(self._run_id, job.name), committed, None, job.shard)

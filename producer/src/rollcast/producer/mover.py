@@ -4,7 +4,6 @@ import ctypes
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,10 @@ from rollcast.schemas.tensors import tensor_bytes
 
 # Its functions carry no types.
 _cuda: Any = torch.cuda
+
+_PORTABLE = 1
+# Of each device that a shard has come from, in that order.
+_side_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
 def move(sources: Sequence[torch.Tensor], segments: Segments, data: torch.Tensor) -> None:
@@ -31,8 +34,13 @@ def move(sources: Sequence[torch.Tensor], segments: Segments, data: torch.Tensor
     Raises:
         ValueError: a segment is not within source and target.
     """
-    held = np.array([source.nbytes for source in sources], np.int64)[segments.tensors]
-    if (segments.starts + segments.sizes > held).any() or (segments.targets + segments.sizes > data.nbytes).any():
+    # A tensor whose storage was freed (`resize_(0)`) keeps its size; reading it would end the process.
+    held = np.array([source.nbytes if source.untyped_storage().nbytes() else 0 for source in sources], np.int64)[
+        segments.tensors
+    ]
+    lowest = min(array.min(initial=0) for array in (segments.starts, segments.targets, segments.sizes))
+    is_beyond = (segments.starts + segments.sizes > held) | (segments.targets + segments.sizes > data.nbytes)
+    if lowest < 0 or is_beyond.any():
         raise ValueError(f"a tensor does not hold what was planned, or its place is beyond {data.nbytes} bytes")
     # Not with torch, whose two views and one copy for each segment take several times as long as the bytes.
     addresses = np.array(
@@ -67,17 +75,31 @@ def _copy_others(
             stream.record_event().synchronize()
 
 
+def can_pin() -> bool:
+    """Tells whether a shard has come from a device, which would write to registered memory by itself."""
+    return bool(_side_streams)
+
+
 def pin(data: torch.Tensor) -> bool:
-    """Registers memory with CUDA where this process uses it; tells whether `unpin` must be called before it goes."""
-    return _cuda.is_initialized() and not int(_cuda.cudart().cudaHostRegister(data.data_ptr(), data.nbytes, 0))
+    """Registers memory with CUDA; tells whether it could, and `unpin` must be called before the memory goes."""
+    # Portable: known to all devices of the process, not only to the one that is current here.
+    return not _call("cudaHostRegister", data.data_ptr(), data.nbytes, _PORTABLE)
 
 
-def unpin(data: torch.Tensor) -> None:
-    """Undoes `pin`."""
-    _cuda.cudart().cudaHostUnregister(data.data_ptr())
+def unpin(address: int) -> None:
+    """Undoes `pin` of the memory that begins at the address."""
+    _call("cudaHostUnregister", address)
 
 
-@cache
+def _call(function: str, *arguments: int) -> int:
+    # On a device that is in use. A background thread has chosen none, so CUDA would set up the first one for it, with
+    # hundreds of megabytes of what may be another rank's memory.
+    device, *_ = _side_streams
+    with _cuda.device(device):
+        return int(getattr(_cuda.cudart(), function)(*arguments))
+
+
 def _side_stream(device: torch.device) -> torch.cuda.Stream:
-    stream: torch.cuda.Stream = _cuda.Stream(device)
-    return stream
+    if device not in _side_streams:
+        _side_streams[device] = _cuda.Stream(device)
+    return _side_streams[device]

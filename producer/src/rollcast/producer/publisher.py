@@ -58,6 +58,7 @@ class Publisher:
         self._process = os.getpid()
         self._counters = Counters()
         self._held: Callable[[], SpoolUsage] = SpoolUsage
+        self._background: Background | None = None
         self._disabled: str | None = None
         # Once it is true, no rank enters the control collective any more.
         self._everybody_off = False
@@ -115,16 +116,19 @@ class Publisher:
         It takes some seconds longer where what is filled could not be committed within the bound. What is not
         delivered by then stays in the spool, and the shipper goes on with it. Nothing can be published afterwards.
         """
-        if not self._layout.takes_part or self._disabled is not None:
-            return self._disabled is None
-        delivered = self._background.close(timeout_s)
+        background, self._background = self._background, None
+        was_on = self._disabled is None
+        if background is None:
+            return was_on
+        # Also where publishing was switched off meanwhile: what was filled before is to be committed and shipped.
+        delivered = background.close(timeout_s)
         self._disabled, self._everybody_off = "the publisher is closed", True
-        return delivered
+        return delivered and was_on
 
     def _start(self, session: Session) -> None:
-        self._background = Background(session, self._counters)
+        background = self._background = Background(session, self._counters)
         self._held = session.quota.held
-        self._committer = self._background.committer
+        self._committer = background.committer
         self._alone = AlonePublisher(session, self._committer, self._counters)
 
     def _guarded(self, work: Callable[[Stopwatch], PublishResult], what: str) -> PublishResult:

@@ -147,7 +147,8 @@ def _introduction(config: PublisherConfig, spool: SpoolFolder) -> list[int]:
     token = spool.token.stat()
     # Mappings of a network file system are not coherent between hosts, so the inode alone does not do.
     host = int(xxhash.xxh3_64_intdigest(_BOOT_ID.read_bytes())) >> 1
-    return [1, _attempt(config, spool), host, token.st_dev, token.st_ino]
+    # Stacked and network file systems use all 64 bits of an inode number; the message has 63.
+    return [1, _attempt(config, spool), host, token.st_dev, token.st_ino & (2**63 - 1)]
 
 
 def _attempt(config: PublisherConfig, spool: SpoolFolder) -> int:

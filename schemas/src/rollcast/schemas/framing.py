@@ -29,6 +29,8 @@ from rollcast.schemas.limits import DEFAULT_LIMITS, Limits
 
 _MAGIC = b"\xc3\x01"
 _HEADER_BYTES = len(_MAGIC) + 8
+# What fastavro and the events raise for a body that no writer has made.
+_CORRUPT = (ValueError, TypeError, KeyError, IndexError, EOFError, OverflowError)
 _EVENT_TYPES: dict[str, type[Any]] = {
     event_type.__name__: event_type for event_type in (SamplePart, DpShard, DumpCompleted, MetricPoint, DeadLetter)
 }
@@ -137,7 +139,7 @@ def decode(frame: bytes, limits: Limits = DEFAULT_LIMITS) -> Event:
             io.BytesIO(body), schema.parsed, current_schema(schema.event).parsed, return_record_name=True
         )
         event = event_from_avro(schema.event, datum)
-    except (ValueError, TypeError, KeyError, IndexError, EOFError, OverflowError) as exc:
+    except _CORRUPT as exc:
         raise DecodeError(f"the body of a {schema.event} is corrupt: {exc}") from exc
     if isinstance(event, SamplePart):
         _check_columns(event, limits)
@@ -199,7 +201,7 @@ def decode_value(body: bytes, limits: Limits = DEFAULT_LIMITS) -> PlainValue:
             io.BytesIO(body), _part_of_sample_part("Value"), None, return_record_name=True
         )
         return value_from_avro(datum)
-    except (ValueError, TypeError, KeyError, EOFError) as exc:
+    except _CORRUPT as exc:
         raise DecodeError(f"a packed value is corrupt: {exc}") from exc
 
 

@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from rollcast.producer.errors import ShipperError
-from rollcast.producer.shipper.publisher_stats import PublisherStats, read_publisher_stats
+from rollcast.producer.shipper.publisher_stats import WriterStats, read_publisher_stats
 from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.producer.spool.usage import measure_spool
@@ -100,7 +100,7 @@ class _SpoolCollector(Collector):
         yield from _publishers(writers)
 
 
-def _publishers(writers: Sequence[tuple[str, PublisherStats]]) -> Iterator[Metric]:
+def _publishers(writers: Sequence[tuple[str, WriterStats]]) -> Iterator[Metric]:
     for name, words in _PUBLISHER_COUNTERS.items():
         counter = CounterMetricFamily(f"rollcast_publish_{name}", words, labels=["spool", "run", "rank"])
         for spool, found in writers:

@@ -18,7 +18,7 @@ _OTHER = "other"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PublisherStats:
+class WriterStats:
     """Counters of one writer rank since its trainer started.
 
     Attributes:
@@ -43,7 +43,7 @@ class PublisherStats:
         return sum(self.reasons.values())
 
 
-def read_publisher_stats(spool: Path) -> list[PublisherStats]:
+def read_publisher_stats(spool: Path) -> list[WriterStats]:
     """Returns what the writers of a spool have noted last, at most 64 of them; what is no such file is passed over."""
     files = []
     for path in spool.glob(PATTERN):
@@ -62,7 +62,7 @@ def read_publisher_stats(spool: Path) -> list[PublisherStats]:
     return list({(stats.run_id, stats.rank): stats for stats in reversed(found)}.values())
 
 
-def parse_publisher_stats(content: bytes) -> PublisherStats:
+def parse_publisher_stats(content: bytes) -> WriterStats:
     """Returns the counters in a file's content.
 
     Raises:
@@ -76,7 +76,7 @@ def parse_publisher_stats(content: bytes) -> PublisherStats:
         kept = dict(reasons.most_common(_MAX_REASONS))
         if rest := reasons.total() - sum(kept.values()):
             kept[_OTHER] = kept.get(_OTHER, 0) + rest
-        return PublisherStats(
+        return WriterStats(
             run_id=str(data["run_id"])[:_MAX_LABEL_CHARS],
             rank=_count(data["rank"]),
             published=_count(data["published"]),

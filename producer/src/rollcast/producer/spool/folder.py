@@ -28,6 +28,7 @@ from rollcast.producer.spool.pool import TensorPool
 from rollcast.producer.spool.read import TENSORS_NAME
 from rollcast.schemas.topics import file_name_for
 
+_LOCK_TIMEOUT_S = 20.0
 _NAME = re.compile(r"([0-9]+)-a([0-9]+)-((?:dp|loss)[0-9]+)\Z")
 _DESTINATION = ".destination"
 _FILLING, _MARKING, _LEAVING = ".filling", ".marking", ".leaving"
@@ -164,7 +165,8 @@ class SpoolFolder:
         # Renamed first: a bundle that lacks its tensor file must not be seen.
         leaving = bundle.with_name(f".{bundle.name}{_LEAVING}")
         bundle.rename(leaving)
-        with contextlib.suppress(FileNotFoundError):
+        # What the pool does not take goes with the rest.
+        with contextlib.suppress(OSError):
             self.pool.give(leaving / TENSORS_NAME)
         shutil.rmtree(leaving)
 
@@ -200,10 +202,16 @@ class SpoolFolder:
         return self.path / f".shipper{suffix}.lock"
 
     def register_trainer(self) -> IO[bytes]:
-        """Marks this process as a live writer for as long as the returned file is open."""
+        """Marks this process as a live writer for as long as the returned file is open.
+
+        Raises:
+            SpoolError: another process holds the lock and does not let go of it.
+        """
         # A shipper or a starting trainer takes it exclusively, for an instant, to look whether anybody is there.
-        held = lock(self.path / ".trainers.lock", shared=True, wait=True)
-        assert held is not None  # noqa: S101  # it was waited for
+        path = self.path / ".trainers.lock"
+        held = lock(path, shared=True, wait_s=_LOCK_TIMEOUT_S)
+        if held is None:
+            raise SpoolError(f"another process has held {path} for {_LOCK_TIMEOUT_S:g} s; is it stopped?")
         return held
 
     def has_trainers(self) -> bool:

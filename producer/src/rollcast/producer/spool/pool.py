@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,9 @@ DEFAULT_MAX_POOL_BYTES = 4 * 1024**3
 # A file that is cut down to a much smaller bundle loses the pages for which it was kept.
 _MAX_CUT = 4
 _SMALL_BYTES = 1024**2
+_LOCK_TIMEOUT_S = 20.0
+# On a file of the pool this bit says that the file must not grow; it has no other meaning there.
+_FIXED = stat.S_ISVTX
 
 
 class TensorPool:
@@ -22,10 +26,13 @@ class TensorPool:
     Args:
         folder: of the pool.
         max_bytes: what would make the pool larger is removed instead.
+        lock_timeout_s: longest wait for another process that gives or takes; it may have been stopped.
     """
 
-    def __init__(self, folder: Path, max_bytes: int = DEFAULT_MAX_POOL_BYTES) -> None:
-        self._folder, self._max_bytes = folder, max_bytes
+    def __init__(
+        self, folder: Path, max_bytes: int = DEFAULT_MAX_POOL_BYTES, lock_timeout_s: float = _LOCK_TIMEOUT_S
+    ) -> None:
+        self._folder, self._max_bytes, self._lock_timeout_s = folder, max_bytes, lock_timeout_s
 
     def files(self) -> list[tuple[int, Path]]:
         """Returns the files with their sizes, smallest first."""
@@ -61,14 +68,14 @@ class TensorPool:
         Peers that take the same target get the same file, whoever comes first.
 
         Raises:
-            OSError: there is no room; a new file was really reserved, so a later write cannot fail.
+            OSError: there is no room, or no lock; a new file was really reserved, so a later write cannot fail.
         """
         with self._locked():
             if not target.exists():
                 files = self.files()
                 # Else the largest of the smaller ones, which has to grow the least.
                 fitting = [path for available, path in files if _fits(available, size)] or [
-                    path for available, path in files if available < size
+                    path for available, path in files if available < size and not path.stat().st_mode & _FIXED
                 ][-1:]
                 if fitting:
                     fitting[0].rename(target)
@@ -81,6 +88,21 @@ class TensorPool:
                 for _, path in self.files():
                     _remove(path)
                 _reserve(target, size)
+
+    def fix_size(self, file: Path) -> int:
+        """Returns the size of a file of the pool, which may be cut from now on, but never grows again.
+
+        For files that are registered with CUDA. A device writes to the pages that the file had then; a file that is
+        cut and grows again has others in their place, so what the device writes there would be lost.
+
+        Raises:
+            OSError: the file is not there any more, or another user's.
+        """
+        with self._locked():
+            status = file.stat()
+            if not status.st_mode & _FIXED:
+                file.chmod(stat.S_IMODE(status.st_mode) | _FIXED)
+            return status.st_size
 
     def keep_spares(self, count: int, size: int) -> None:
         """Makes files of `size` until the pool has `count` that would do for it; for a background thread.
@@ -114,8 +136,12 @@ class TensorPool:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         self._folder.mkdir(parents=True, exist_ok=True)
-        held = lock(self._folder / ".lock", wait=True)
-        assert held is not None  # noqa: S101  # it was waited for
+        path = self._folder / ".lock"
+        held = lock(path, wait_s=self._lock_timeout_s)
+        if held is None:
+            raise TimeoutError(
+                errno.ETIMEDOUT, f"another process has held {path} for {self._lock_timeout_s:g} s; is it stopped?"
+            )
         with held:
             yield
 

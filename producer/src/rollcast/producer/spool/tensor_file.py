@@ -7,6 +7,7 @@ import json
 import mmap
 import os
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import torch
 
 from rollcast.producer.errors import SpoolError, SpoolFullError
-from rollcast.producer.mover import pin, unpin
+from rollcast.producer.mover import can_pin, pin, unpin
 from rollcast.producer.plan import PlannedColumn, ShardRecords
 from rollcast.producer.spool.pool import TensorPool
 from rollcast.producer.spool.read import HEAD_LENGTH_BYTES
@@ -92,32 +93,44 @@ class TensorFile:
 
     def __init__(self, mapping: "_Mapping", head_bytes: int, data_bytes: int) -> None:
         self.data = mapping.data[head_bytes : head_bytes + data_bytes]
+        # Kept as it is: a device may be writing to it when it is forgotten elsewhere.
+        self._mapping: _Mapping | None = mapping
 
     def close(self) -> None:
-        """Gives the file up; it keeps what was written."""
-        del self.data
+        """Gives the file up, which keeps what was written; may be called again."""
+        self.data = torch.empty(0, dtype=torch.uint8)
+        self._mapping = None
 
 
 class _Mapping:
-    """Maps a file of the spool for as long as it is wanted."""
+    """Maps a file of the spool until the last reference to it is gone.
+
+    Attributes:
+        data: the file's bytes.
+        prepared_at: when the file had last changed places when it was prepared.
+        is_pinned: its pages are registered with CUDA.
+    """
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.data = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
-        self._is_pinned = False
+        self.prepared_at = 0
+        self.is_pinned = False
 
-    def prepare(self) -> None:
-        """Brings its pages into memory, where the devices that this process uses can write to them."""
+    def populate(self) -> None:
+        """Brings its pages into memory."""
         # Through ctypes, which lets go of the interpreter lock: training goes on meanwhile. A kernel before 5.14
         # refuses, and the first use of the mapping then pays for its faults.
         _libc.madvise(
             ctypes.c_void_p(self.data.data_ptr()), ctypes.c_size_t(self.data.nbytes), ctypes.c_int(_MADV_POPULATE_WRITE)
         )
-        self._is_pinned = self._is_pinned or pin(self.data)
 
-    def close(self) -> None:
-        """Lets it go once the last tensor over it is gone."""
-        if self._is_pinned:
-            unpin(self.data)
+    def pin(self, size: int) -> None:
+        """Lets devices write to its first bytes by themselves."""
+        self.is_pinned = pin(self.data[:size])
+        if self.is_pinned:
+            # Before the memory goes: CUDA would take whatever has its address next for these pages. Not at exit, when
+            # CUDA may be gone already.
+            weakref.finalize(self, unpin, self.data.data_ptr()).atexit = False
 
 
 class TensorFiles:
@@ -155,7 +168,16 @@ class TensorFiles:
         """Prepares what waits in the pool; for a background thread."""
         for size, path in self._pool.files()[-_KEPT_MAPPINGS:]:
             with contextlib.suppress(OSError, ValueError):
-                self._mapping_of(path, size).prepare()
+                # Set by the rename into the pool. Once for each stay there: looking at pages that are in memory
+                # already takes 60 ms of processor time a GiB.
+                changed_at = path.stat().st_ctime_ns
+                mapping = self._mapping_of(path, size)
+                if mapping.prepared_at == changed_at:
+                    continue
+                mapping.populate()
+                mapping.prepared_at = changed_at
+                if can_pin() and not mapping.is_pinned:
+                    mapping.pin(self._pool.fix_size(path))
 
     def _mapping_of(self, path: Path, size: int) -> _Mapping:
         with path.open("r+b") as file:
@@ -165,10 +187,8 @@ class TensorFiles:
             with self._lock:
                 mapping = self._mappings.pop(key, None)
                 if mapping is None or mapping.data.nbytes < size:
-                    if mapping is not None:
-                        mapping.close()
                     mapping = _Mapping(file.fileno(), size)
                 self._mappings[key] = mapping
                 while len(self._mappings) > _KEPT_MAPPINGS:
-                    self._mappings.popitem(last=False)[1].close()
+                    self._mappings.popitem(last=False)
         return mapping
