@@ -80,7 +80,7 @@ async def test_the_daemon_and_a_rebuild_log_in_with_the_same_settings(
         assert await asyncio.to_thread(ship.wait, 60) == 0
     config = ConsumeConfig(
         bootstrap_servers=secured_broker.sasl_tls_address,
-        dump_path=str(tmp_path / "{run_id}-{rollout_id}.pt"),
+        dump_path=str(tmp_path / "{run_id}" / "{rollout_id}.pt"),
         topics=Topics(prefix),
         group_id=prefix,
         security=read_kafka_security(environment),
@@ -90,12 +90,12 @@ async def test_the_daemon_and_a_rebuild_log_in_with_the_same_settings(
     await read_until(secured_broker.plain_address, f"{prefix}.dumps", lambda events: len(events) == 1)
     daemon.shutdown()
     await running
-    assert not differences(load_dump(tmp_path / "run-0.pt"), direct(0))
+    assert not differences(load_dump(tmp_path / "run" / "0.pt"), direct(0))
 
-    (tmp_path / "run-0.pt").unlink()
+    (tmp_path / "run" / "0.pt").unlink()
     (again,) = [each async for each in rebuild(config, "run", [0])]
     assert again.done
-    assert not differences(load_dump(tmp_path / "run-0.pt"), direct(0))
+    assert not differences(load_dump(tmp_path / "run" / "0.pt"), direct(0))
 
 
 def test_a_launched_shipper_inherits_the_settings_and_shows_no_secret(

@@ -4,6 +4,7 @@ import errno
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -64,14 +65,16 @@ def test_on_a_disk_that_is_really_full_nothing_is_lost_and_with_room_it_goes_on(
 
 
 async def test_a_daemon_on_a_full_disk_says_so_holds_the_offset_and_goes_on_with_room(
-    broker: Broker, small_disk: Path
+    broker: Broker, small_disk: Path, tmp_path: Path
 ) -> None:
     installed: Installation = installation(broker.bootstrap_servers, small_disk)
-    await prepare_topics(installed.config)
+    # The dump alone fits when the disk has room again.
+    config = replace(installed.config, scratch_dir=str(tmp_path / "scratch"))
+    await prepare_topics(config)
     filler = small_disk / "filler"
     filler.write_bytes(bytes(SIZE - 128 * 1024))
 
-    async with running(installed.config) as daemon:
+    async with running(config) as daemon:
         await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1, tokens=20_000))))
         await until(lambda: bool(daemon.failing))
         failing = daemon.failing
