@@ -1,7 +1,9 @@
 """The daemon on a real Kafka: records in any order become verified dumps, whatever else is on the topic."""
 
 import asyncio
+import os
 import random
+import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +20,7 @@ from rollcast.consumer.broker import JvmBroker
 from rollcast.consumer.dump_file import load_dump
 from rollcast.consumer.errors import AssemblerFullError, ShutdownTimeoutError
 from rollcast.consumer.store import Dump, PublishedDump
+from rollcast.consumer.topics import prepare_topics
 from rollcast.schemas import DeadLetter, DpShard, SamplePart, encode
 
 
@@ -142,6 +145,29 @@ async def test_what_stays_incomplete_is_written_as_such_with_what_is_missing(ins
     path = Path(announced.path)
     assert path.name == "1.incomplete.pt"
     assert len(load_dump(path)["samples"]) == 5
+
+
+async def test_a_rollout_whose_rest_waits_in_a_silent_broker_is_not_written_as_incomplete(
+    own_broker: JvmBroker, tmp_path: Path
+) -> None:
+    installed = installation(own_broker.bootstrap_servers, tmp_path / "dumps")
+    config = replace(installed.config, incomplete_after_s=1.0)
+    await prepare_topics(config)
+    frames = keyed("run", 1, frames_of("run", 1, 1, shards(1)))
+    assert own_broker.pid is not None
+    async with running(config) as daemon:
+        await installed.send(frames[:2])
+        await until(lambda: daemon.stats.records == 2)
+        os.kill(own_broker.pid, signal.SIGSTOP)
+        try:
+            await asyncio.sleep(4 * config.incomplete_after_s)
+        finally:
+            os.kill(own_broker.pid, signal.SIGCONT)
+        await installed.send(frames[2:])
+        await installed.dumps(1)
+
+    assert daemon.stats.incomplete_dumps == 0
+    installed.check("run", 1, shards(1))
 
 
 async def test_a_slot_with_wrong_content_is_a_dead_letter_and_the_right_one_still_completes(

@@ -125,7 +125,9 @@ async def test_open_rollouts_and_their_age_are_shown(installed: Installation) ->
     async with served(installed) as daemon:
         await installed.send(keyed("run", 1, most))
         await until(lambda: daemon.stats.records == len(most))
-        shown = await series_of(daemon)
+        async with asyncio.timeout(20):
+            while not (shown := await series_of(daemon))["rollcast_oldest_open_seconds"]:
+                await asyncio.sleep(0.1)
 
     assert shown["rollcast_open_rollouts"] == 1
     assert 0 < shown["rollcast_oldest_open_seconds"] < 20

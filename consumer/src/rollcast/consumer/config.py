@@ -50,7 +50,8 @@ class ConsumeConfig:
         create_topics: whether topics that do not exist are created.
         partitions: of the records topic, when it is created.
         replication_factor: of topics that are created.
-        incomplete_after_s: a rollout without a new record for so long is written as incomplete.
+        incomplete_after_s: a rollout without a new record for so long is written as incomplete. The time in which Kafka
+            is away, or not everything is read, does not count.
         max_resident_bytes: cap on the memory of the records held, about, without their tensors; when it is reached,
             the rollout that has waited longest is written as incomplete.
         scratch_dir: folder of the files that hold the tensors of unfinished rollouts; by default the part of

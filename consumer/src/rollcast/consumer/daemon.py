@@ -21,6 +21,7 @@ from rollcast.consumer.intake import Intake
 from rollcast.consumer.member import Member
 from rollcast.consumer.outputs import Outputs
 from rollcast.consumer.publishing import Publishing
+from rollcast.consumer.reading_clock import ReadingClock
 from rollcast.consumer.retry import Retry, StoppingError
 from rollcast.consumer.rollout import Rollout
 from rollcast.consumer.scratch import Scratch
@@ -70,6 +71,7 @@ class Daemon:
             max_resident_bytes=config.max_resident_bytes,
         )
         self._gaps = Gaps(config.topics.records, self.stats)
+        self._clock = ReadingClock()
         self._closing = Closing()
         self._scratch = Scratch(config.scratch_directory, config.max_scratch_bytes, config.limits)
 
@@ -101,6 +103,7 @@ class Daemon:
                     self.stats,
                     assembler=self._assembler,
                     scratch=self._scratch,
+                    clock=self._clock,
                     watchdog=watchdog,
                     retry=self._retry,
                     health=health,
@@ -138,6 +141,7 @@ class Daemon:
             self._config,
             assembler=self._assembler,
             scratch=self._scratch,
+            clock=self._clock,
             store=self._store,
             outputs=outputs,
             letters=letters,
@@ -164,6 +168,7 @@ class Daemon:
             intake=intake,
             letters=letters,
             gaps=self._gaps,
+            clock=self._clock,
             retry=self._retry,
             stats=self.stats,
             ready=self.ready,
@@ -230,7 +235,7 @@ class Daemon:
             await self._retry.pause(min(1.0, self._config.incomplete_after_s / 4))
             if self._stopping.is_set():
                 return
-            expired = self._assembler.expire(asyncio.get_running_loop().time())
+            expired = self._assembler.expire(self._clock.now)
             while expired:
                 # Nothing here may refer to the last one until the next expires: its scratch space would stay taken.
                 await queue.put(expired.pop(0).rollout)

@@ -27,6 +27,7 @@ from rollcast.consumer.decisions import (
 from rollcast.consumer.decoding import Decoded, Problem, decode_all
 from rollcast.consumer.errors import AssemblerFullError, InvalidRecordError, ScratchFullError
 from rollcast.consumer.outputs import Outputs
+from rollcast.consumer.reading_clock import ReadingClock
 from rollcast.consumer.retry import Retry, StoppingError
 from rollcast.consumer.rollout import Place, Rollout, RolloutKey
 from rollcast.consumer.scratch import Scratch
@@ -48,6 +49,7 @@ class Intake:
         config: of the daemon.
         assembler: gets the events.
         scratch: gets the tensors of parts that the assembler wants.
+        clock: for the assembler.
         store: is asked about rollouts that the assembler does not know.
         outputs: announces what a process that died may not have announced.
         letters: get the records that cannot be used.
@@ -62,6 +64,7 @@ class Intake:
         *,
         assembler: Assembler,
         scratch: Scratch,
+        clock: ReadingClock,
         store: DumpStore,
         outputs: Outputs,
         letters: DeadLetters,
@@ -71,7 +74,7 @@ class Intake:
     ) -> None:
         self._config = config
         self._assembler, self._scratch, self._store, self._outputs = assembler, scratch, store, outputs
-        self._letters, self._retry, self._stats, self._pool = letters, retry, stats, pool
+        self._clock, self._letters, self._retry, self._stats, self._pool = clock, letters, retry, stats, pool
         self._alarmed: set[tuple[str, int]] = set()
         self._room = asyncio.Event()
 
@@ -158,7 +161,7 @@ class Intake:
     ) -> list[Decision]:
         while still_ours():
             try:
-                return self._assembler.add(event, place, size=size, now=asyncio.get_running_loop().time())
+                return self._assembler.add(event, place, size=size, now=self._clock.now)
             except AssemblerFullError as exc:
                 if not await self._wait_for_room(str(exc), hand_out):
                     raise

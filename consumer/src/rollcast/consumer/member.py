@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from rollcast.consumer.gaps import Gaps
 from rollcast.consumer.intake import Intake
 from rollcast.consumer.kafka_client import group_consumer
 from rollcast.consumer.positions import Positions
+from rollcast.consumer.reading_clock import ReadingClock
 from rollcast.consumer.retry import Retry, StoppingError
 from rollcast.consumer.rollout import OffsetSpan, Rollout
 from rollcast.consumer.stats import Stats
@@ -43,6 +45,7 @@ class Member:
         intake: takes what is read.
         letters: tell of what could not be read.
         gaps: remembers what could not be read.
+        clock: is advanced.
         retry: waits for what can succeed later.
         stats: are counted.
         ready: is set when it has its partitions (perhaps none).
@@ -56,13 +59,14 @@ class Member:
         intake: Intake,
         letters: DeadLetters,
         gaps: Gaps,
+        clock: ReadingClock,
         retry: Retry,
         stats: Stats,
         ready: asyncio.Event,
     ) -> None:
         self._config = config
         self._assembler, self._intake, self._letters, self._gaps = assembler, intake, letters, gaps
-        self._retry, self._stats, self._ready = retry, stats, ready
+        self._clock, self._retry, self._stats, self._ready = clock, retry, stats, ready
         self.waiting_since: float | None = asyncio.get_running_loop().time()
         self._positions = Positions(config)
         self._next_offsets: dict[int, int] = {}
@@ -184,9 +188,16 @@ class Member:
 
     async def _read_once(self, hand_out: Callable[[Rollout], Awaitable[None]]) -> None:
         assignment = self._assignment
+        batches: Mapping[TopicPartition, Sequence[Any]] = {}
+
+        async def fetch() -> None:
+            nonlocal batches
+            batches = await self._consumer.getmany(timeout_ms=_POLL_MS, max_records=_MAX_POLL_RECORDS)
+
         try:
             async with self._fetching:
-                batches = await self._consumer.getmany(timeout_ms=_POLL_MS, max_records=_MAX_POLL_RECORDS)
+                # While the group has no leader, or Kafka is away, it takes far longer than its timeout.
+                await self._retry.unless_stopping(fetch())
         except OffsetOutOfRangeError as exc:
             if assignment == self._assignment:
                 await self._pass_gaps(exc.args[0])
@@ -205,6 +216,18 @@ class Member:
             self.waiting_since = None
             await self._take(batches, hand_out)
             self.waiting_since = asyncio.get_running_loop().time()
+        await self._note_what_is_read(assignment)
+
+    async def _note_what_is_read(self, assignment: int) -> None:
+        """Advances the clock if nothing is left of what Kafka had when it last answered."""
+        answered_ms = []
+        for partition in self._partitions:
+            end, answered = self._consumer.last_stable_offset(partition), self._consumer.last_poll_timestamp(partition)
+            if end is None or answered is None or await self._consumer.position(partition) < end:
+                return
+            answered_ms.append(answered)
+        if answered_ms and assignment == self._assignment:
+            self._clock.advance(asyncio.get_running_loop().time() - (time.time() - min(answered_ms) / 1000))
 
     async def _take(
         self, batches: Mapping[TopicPartition, Sequence[Any]], hand_out: Callable[[Rollout], Awaitable[None]]

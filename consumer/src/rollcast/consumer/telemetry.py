@@ -9,6 +9,7 @@ from prometheus_client.registry import Collector
 
 from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.health import Health
+from rollcast.consumer.reading_clock import ReadingClock
 from rollcast.consumer.retry import Retry
 from rollcast.consumer.scratch import Scratch
 from rollcast.consumer.stats import DEAD_LETTER_KINDS, Stats
@@ -43,12 +44,13 @@ class DaemonCollector(Collector):
         *,
         assembler: Assembler,
         scratch: Scratch,
+        clock: ReadingClock,
         watchdog: Watchdog,
         retry: Retry,
         health: Health,
     ) -> None:
         self._stats, self._assembler, self._scratch = stats, assembler, scratch
-        self._watchdog, self._retry, self._health = watchdog, retry, health
+        self._clock, self._watchdog, self._retry, self._health = clock, watchdog, retry, health
 
     def collect(self) -> Iterator[Metric]:
         """Yields every series, those that are 0 too, apart from those of runs."""
@@ -74,6 +76,7 @@ class DaemonCollector(Collector):
     def _gauges(self) -> Iterator[Metric]:
         now = time.monotonic()
         opened_at, member, lag = self._assembler.oldest_opened_at, self._health.member, self._watchdog.lag
+        oldest_s = 0.0 if opened_at is None else self._clock.now - opened_at
         yield GaugeMetricFamily(
             "rollcast_lag_records",
             "Offsets not read in the assigned partitions; NaN while Kafka does not tell.",
@@ -81,7 +84,7 @@ class DaemonCollector(Collector):
         )
         for name, text, value in (
             ("open_rollouts", "Rollouts that are not durable.", self._assembler.open_count),
-            ("oldest_open_seconds", "Age of the oldest of them.", 0.0 if opened_at is None else now - opened_at),
+            ("oldest_open_seconds", "For how long all was read and the oldest of them not whole.", oldest_s),
             ("resident_bytes", "Memory that their records take, about.", self._assembler.resident_bytes),
             ("scratch_bytes", "Size of the files that their tensors lie in.", self._scratch.used_bytes),
             ("seconds_since_progress", "Since records were taken or a dump written.", now - self._stats.progressed_at),
