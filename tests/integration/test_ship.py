@@ -22,11 +22,8 @@ from rollcast.producer.spool.folder import SpoolFolder
 
 
 @contextmanager
-def _shipper(
-    spool: Path, bootstrap: str, prefix: str, *options: str, stderr: int | None = subprocess.PIPE
-) -> Iterator[subprocess.Popen[str]]:
-    where = (f"--spool={spool}", f"--bootstrap={bootstrap}", f"--topic-prefix={prefix}")
-    with ship_process(*where, *options, stderr=stderr) as process:
+def _shipper(spool: Path, bootstrap: str, prefix: str, *options: str) -> Iterator[subprocess.Popen[str]]:
+    with ship_process(f"--spool={spool}", f"--bootstrap={bootstrap}", f"--topic-prefix={prefix}", *options) as process:
         yield process
 
 
@@ -91,7 +88,7 @@ async def test_a_shipper_for_another_address_does_not_keep_the_run_from_the_righ
 async def test_a_broker_killed_in_mid_bundle_loses_nothing(own_broker: JvmBroker, tmp_path: Path, prefix: str) -> None:
     spool = tmp_path / "spool"
     publish(spool, 0, 1, shard=large_shard)
-    with _shipper(spool, own_broker.bootstrap_servers, prefix, "--stop-with-trainers", stderr=None) as ship:
+    with _shipper(spool, own_broker.bootstrap_servers, prefix, "--stop-with-trainers") as ship:
         await read_until(own_broker.bootstrap_servers, f"{prefix}.records", lambda events: len(events) > 3)
         own_broker.kill()
         assert SpoolFolder(spool).bundles()
