@@ -10,12 +10,14 @@ import sys
 import uuid
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from fixtures.installation import until
+from fixtures.faults import Pipeline, consuming
+from fixtures.installation import installation, until
 from fixtures.kafka_proxy import KafkaProxy, swallowed, with_error
 from fixtures.shipping import closed, direct, large_shard, publish, ship_process, shipper, small_shard
 from fixtures.topic import payload_in, read_until
@@ -67,8 +69,13 @@ async def test_an_out_of_sequence_producer_is_replaced_and_the_unacknowledged_se
     assert ship.stats.resent_bundles > 0
     events = await read_until(broker.bootstrap_servers, topics.records, closed(0, 1))
     assert _repeats(events) >= 5
+    made = installation(broker.bootstrap_servers, tmp_path / "dumps")
+    pipe = Pipeline(installation=replace(made, config=replace(made.config, topics=topics)), spool=tmp_path)
+    async with consuming(pipe, 0, 1) as daemon:
+        await until(lambda: daemon.stats.records == len(events))
+    assert daemon.stats.duplicates == _repeats(events)
     for rollout_id in (0, 1):
-        assert not differences(payload_in(events, rollout_id), direct(rollout_id, large_shard))
+        pipe.check(rollout_id, shard=large_shard)
 
 
 async def test_what_is_stored_but_never_acknowledged_expires_and_is_sent_anew(

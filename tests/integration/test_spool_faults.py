@@ -4,7 +4,6 @@ import io
 import os
 import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ import torch
 
 from fixtures.ranks import run_to_its_end
 from fixtures.rollouts import payload_in_spool, whole_shard
+from fixtures.small_disk import small_file_system
 from rollcast.consumer.difference import differences
 from rollcast.producer import Publisher, PublisherConfig, PublishStatus
 from rollcast.producer.errors import SpoolError
@@ -61,20 +61,8 @@ def _megabyte(fill: int) -> list[torch.Tensor]:
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own with 8 MiB."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={_FREE}", "tmpfs", str(folder)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if mounted.returncode:
-        pytest.skip(f"no small file system can be mounted here: {mounted.stderr.strip()}")
-    try:
+    with small_file_system(tmp_path / "small", _FREE) as folder:
         yield folder
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_a_full_disk_drops_rollouts_whole_and_announces_them_once_there_is_room(small_disk: Path) -> None:

@@ -1,11 +1,12 @@
 """A spool in trouble under real ranks: whole rollouts or none, on all shards alike, and training goes on."""
 
 import asyncio
-import uuid
 from pathlib import Path
 
 import pytest
 
+from fixtures.faults import Pipeline, consuming
+from fixtures.installation import installation, until
 from fixtures.ranks import Grid, run_ranks
 from fixtures.rollouts import whole_shard
 from fixtures.spool_programs import (
@@ -14,9 +15,10 @@ from fixtures.spool_programs import (
     publish_with_a_peer_killed,
     wait_until,
 )
-from fixtures.topic import payload_in, read_until, shards_in
+from fixtures.topic import read_until, shards_in
 from rollcast.consumer.broker import JvmBroker
 from rollcast.consumer.difference import differences
+from rollcast.consumer.dump_file import load_dump
 from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.producer.spool.read import read_bundle
 from rollcast.schemas import SamplePart, build_dump_payload
@@ -28,11 +30,14 @@ pytestmark = pytest.mark.timeout(200)
 async def test_a_spool_full_while_the_broker_is_away_drops_whole_rollouts_and_says_so_when_it_is_back(
     own_broker: JvmBroker, tmp_path: Path, grid: Grid
 ) -> None:
-    prefix = f"test-{uuid.uuid4().hex[:12]}"
+    pipe = Pipeline(
+        installation=installation(own_broker.bootstrap_servers, tmp_path / "dumps"), spool=tmp_path / "spool"
+    )
+    topics = pipe.installation.topics
     own_broker.stop()
     ranks = asyncio.create_task(
         asyncio.to_thread(
-            run_ranks, grid, publish_while_the_broker_is_away, tmp_path, own_broker.bootstrap_servers, prefix
+            run_ranks, grid, publish_while_the_broker_is_away, tmp_path, own_broker.bootstrap_servers, topics.prefix
         )
     )
     await asyncio.to_thread(wait_until, lambda: ranks.done() or len(list(tmp_path.glob("full-*"))) == grid.world)
@@ -48,9 +53,12 @@ async def test_a_spool_full_while_the_broker_is_away_drops_whole_rollouts_and_sa
         assert result["closed"]
     events = await read_until(
         own_broker.bootstrap_servers,
-        f"{prefix}.records",
+        topics.records,
         lambda events: all(len(shards_in(events, rollout_id)) == 2 for rollout_id in range(5)),
     )
+    async with consuming(pipe, 0, 1, 4) as daemon:
+        await until(lambda: daemon.stats.dropped == 2)
+    assert len(list(pipe.dump(0).parent.glob("*.pt"))) == daemon.stats.dumps == 3
     for rollout_id in (0, 1, 4):
         shards = [
             {
@@ -61,7 +69,7 @@ async def test_a_spool_full_while_the_broker_is_away_drops_whole_rollouts_and_sa
             for shard in range(2)
         ]
         direct = build_dump_payload(shards, rollout_id=rollout_id, writer_rank=0)
-        assert not differences(payload_in(events, rollout_id), direct)
+        assert not differences(load_dump(pipe.dump(rollout_id)), direct)
     for rollout_id in (2, 3):
         assert {shard.data_parallel_rank for shard in shards_in(events, rollout_id)} == {0, 1}
         assert {shard.dropped_reason for shard in shards_in(events, rollout_id)} == {"rank 0 (shard 0): spool full"}

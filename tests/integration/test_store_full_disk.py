@@ -1,8 +1,6 @@
 """Full and failing disks: what was there stays, what was begun goes, and the next try succeeds."""
 
 import errno
-import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +10,7 @@ import pytest
 from fixtures.crashing import store as store_of_several
 from fixtures.frames import frames_of
 from fixtures.installation import Installation, installation, keyed, running, shards, until
+from fixtures.small_disk import small_file_system
 from fixtures.stored import KEY, MISSING, dump
 from rollcast.consumer.broker import Broker
 from rollcast.consumer.store import LocalDumpStore
@@ -26,19 +25,8 @@ SIZE = 4 * 1024 * 1024
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A real file system of 4 MB."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    mount = shutil.which("mount")
-    if mount is None:
-        pytest.skip("there is no mount command")
-    arguments = ["-t", "tmpfs", "-o", f"size={SIZE}", "none", str(disk)]
-    mounted = subprocess.run([mount, *arguments], capture_output=True, text=True, check=False)
-    if mounted.returncode != 0:
-        pytest.skip(f"a file system cannot be mounted here: {mounted.stderr.strip()}")
-    try:
+    with small_file_system(tmp_path / "disk", SIZE) as disk:
         yield disk
-    finally:
-        subprocess.run(["umount", str(disk)], check=True)
 
 
 def temporaries(folder: Path) -> list[Path]:

@@ -13,12 +13,12 @@ import typer
 from rollcast.consumer.config import ConsumeConfig, Layout
 from rollcast.consumer.retention import Retention
 from rollcast.schemas import Topics
+from rollcast.schemas.kafka_log import OncePerMinute
 from rollcast.schemas.kafka_security import read_kafka_security
 
 if TYPE_CHECKING:
     from rollcast.consumer.daemon import Daemon
 
-_REPEAT_AFTER_S = 60.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _log = logging.getLogger("rollcast.consumer")
@@ -165,22 +165,4 @@ async def _show_kafka_trouble(daemon: "Daemon") -> None:
     await daemon.ready.wait()
     logging.getLogger("aiokafka").setLevel(logging.WARNING)
     for handler in logging.getLogger().handlers:
-        handler.addFilter(_OncePerMinute())
-
-
-class _OncePerMinute(logging.Filter):
-    """Shows a message of aiokafka once a minute: while a broker is down it repeats several in each second."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._shown: dict[str, float] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Returns whether the record is shown."""
-        if not record.name.startswith("aiokafka"):
-            return True
-        last = self._shown.get(record.msg)
-        if last is not None and record.created - last < _REPEAT_AFTER_S:
-            return False
-        self._shown[record.msg] = record.created
-        return True
+        handler.addFilter(OncePerMinute())

@@ -18,6 +18,7 @@ from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.sidecar import Sidecar
 from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.schemas.errors import ContractError
+from rollcast.schemas.kafka_log import OncePerMinute
 from rollcast.schemas.kafka_security import MECHANISMS, PROTOCOLS, KafkaSecurity, read_kafka_security
 from rollcast.schemas.topics import Topics
 
@@ -42,6 +43,8 @@ _OTHER_FIELDS = {item.name for item in fields(ShipperConfig)} - {"bootstrap_serv
 def run(arguments: Sequence[str] | None) -> int:
     """Ships spools until told to stop; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(OncePerMinute())
     options = _parser().parse_args(arguments)
     try:
         config = ShipperConfig(
