@@ -76,6 +76,8 @@ def check_one_tensor_per_sample(name: str, values: object, count: int) -> list[t
     if not isinstance(values, (list, tuple, torch.Tensor)) or len(values) != count:
         found = len(values) if isinstance(values, (list, tuple, torch.Tensor)) else f"a {type(values).__name__}"
         raise RolloutDataError(f"{name!r} needs one tensor per sample: it has {found}, for {count} samples")
+    if {*map(type, values)} == {torch.Tensor}:
+        return list(values)
     for slot, value in enumerate(values):
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{name!r} of sample {slot} is a {type(value).__name__}; it needs one tensor per sample")

@@ -4,6 +4,7 @@ import ctypes
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,8 @@ import torch
 
 from rollcast.producer.plan import Segments
 from rollcast.schemas.tensors import tensor_bytes
+
+_NBYTES, _IS_CPU = attrgetter("nbytes"), attrgetter("is_cpu")
 
 # Its functions carry no types.
 _cuda: Any = torch.cuda
@@ -35,17 +38,17 @@ def move(sources: Sequence[torch.Tensor], segments: Segments, data: torch.Tensor
         ValueError: a segment is not within source and target.
     """
     # A tensor whose storage was freed (`resize_(0)`) keeps its size; reading it would end the process.
-    held = np.array([source.nbytes if source.untyped_storage().nbytes() else 0 for source in sources], np.int64)[
-        segments.tensors
-    ]
+    stored = np.array([storage.nbytes() for storage in map(torch.Tensor.untyped_storage, sources)], np.int64)
+    held = np.where(stored > 0, np.array([*map(_NBYTES, sources)], np.int64), 0)[segments.tensors]
     lowest = min(array.min(initial=0) for array in (segments.starts, segments.targets, segments.sizes))
     is_beyond = (segments.starts + segments.sizes > held) | (segments.targets + segments.sizes > data.nbytes)
     if lowest < 0 or is_beyond.any():
         raise ValueError(f"a tensor does not hold what was planned, or its place is beyond {data.nbytes} bytes")
     # Not with torch, whose two views and one copy for each segment take several times as long as the bytes.
-    addresses = np.array(
-        [source.data_ptr() if source.is_cpu and source.is_contiguous() else 0 for source in sources], np.int64
-    )[segments.tensors]
+    addresses = np.array([*map(torch.Tensor.data_ptr, sources)], np.int64)
+    if not (all(map(_IS_CPU, sources)) and all(map(torch.Tensor.is_contiguous, sources))):
+        addresses *= np.array([source.is_cpu and source.is_contiguous() for source in sources], np.int64)
+    addresses = addresses[segments.tensors]
     plain = addresses != 0
     targets, starts, sizes = data.data_ptr() + segments.targets, addresses + segments.starts, segments.sizes
     lists = (array[plain].tolist() for array in (targets, starts, sizes))

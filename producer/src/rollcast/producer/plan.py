@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from math import prod
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -24,6 +25,9 @@ from rollcast.schemas.limits import DEFAULT_LIMITS
 from rollcast.schemas.parts import MAX_DIMENSIONS, MAX_NAME_BYTES
 from rollcast.schemas.shards import is_per_sample, places, sample_count
 from rollcast.schemas.tensors import Replaced, dtype_name, extract_tensors, item_count, normalise
+
+# Not comprehensions: these are read of thousands of tensors, on the training thread.
+_SHAPE, _DTYPE, _NBYTES = attrgetter("shape"), attrgetter("dtype"), attrgetter("nbytes")
 
 _ONE_PER_SAMPLE = ("tokens", "total_lengths", "loss_masks")
 
@@ -244,13 +248,14 @@ def _check_alignment(
     held_by_slot = [sum([rows for rows, holder in slot if holder == own_rank]) for slot in pieces]
     for name in split_fields:
         tensors = check_one_tensor_per_sample(name, data[name], count)
-        for slot, (tensor, held) in enumerate(zip(tensors, held_by_slot, strict=True)):
-            if tensor.shape[:1] != (held,):
-                raise RolloutDataError(
-                    f"{name!r} of sample {slot} has shape {tuple(tensor.shape)}; this rank (context-parallel "
-                    f"{layout.context_parallel_rank} of {layout.context_parallel_size}) holds {held} of its "
-                    f"{int(data['response_lengths'][slot])} response tokens"
-                )
+        rows = [shape[0] if shape else -1 for shape in map(_SHAPE, tensors)]
+        if rows != held_by_slot:
+            slot = next(slot for slot in range(count) if rows[slot] != held_by_slot[slot])
+            raise RolloutDataError(
+                f"{name!r} of sample {slot} has shape {tuple(tensors[slot].shape)}; this rank (context-parallel "
+                f"{layout.context_parallel_rank} of {layout.context_parallel_size}) holds {held_by_slot[slot]} of its "
+                f"{int(data['response_lengths'][slot])} response tokens"
+            )
     return pieces if layout.context_parallel_size > 1 else ()
 
 
@@ -322,20 +327,20 @@ class _Builder:
         leaves: Sequence[int],
         tensors: list[torch.Tensor],
     ) -> None:
-        shapes: list[tuple[int, ...]] = [tensor.shape for tensor in tensors]
+        shapes: list[tuple[int, ...]] = [*map(_SHAPE, tensors)]
         if (dimensions := max(map(len, shapes), default=0)) > MAX_DIMENSIONS:
             raise RolloutDataError(f"{name!r} has {dimensions} dimensions; at most {MAX_DIMENSIONS} travel")
+        dtypes: list[torch.dtype] = [*map(_DTYPE, tensors)]
         if self._pieces and name in CONTEXT_PARALLEL_FIELDS:
             # The whole, not what this rank holds of it.
             shapes = [(rows, *shape[1:]) for rows, shape in zip(self._rows, shapes, strict=True)]
-            sizes = [prod(shape) * tensor.itemsize for shape, tensor in zip(shapes, tensors, strict=True)]
+            sizes = [prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
             owners = None
         else:
-            sizes = [tensor.nbytes for tensor in tensors]
+            sizes = [*map(_NBYTES, tensors)]
             owners = self._owners(sizes)
         offsets = [*accumulate(sizes, initial=self.data_bytes)]
         self.data_bytes = offsets.pop()
-        dtypes = [tensor.dtype for tensor in tensors]
         self.sources += tensors
         self.columns.append(
             PlannedColumn(
@@ -350,8 +355,8 @@ class _Builder:
                 owners=owners,
             )
         )
-        kinds = [dtype_name(dtype) for dtype in dtypes]
-        described = (name, [*plain], [*slots], leaves, kinds if len(set(kinds)) > 1 else kinds[:1])
+        kinds = [dtype_name(dtype) for dtype in (dtypes if len({*dtypes}) > 1 else dtypes[:1])]
+        described = (name, [*plain], [*slots], leaves, kinds)
         self._digest.update(repr(described).encode())
         self._digest.update(array("q", map(len, shapes)))
         self._digest.update(array("q", chain.from_iterable(shapes)))

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable, Sequence
 from math import prod
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from rollcast.schemas.events import Column, PlainValue, TensorRef, TensorSlice
 _MAX_NESTING = 32
 _MAX_INT = 2**63
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
+_KIND = attrgetter("layout", "dtype", "requires_grad", "is_meta")
 _NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.items()}
 
 UNSUPPORTED_KEY = "__rollcast_unsupported__"
@@ -88,19 +90,24 @@ def _normalise(field: str, value: object, replaced: Replaced, room: int) -> Any:
         items = [_normalise(field, item, replaced, room - 1) for item in value.values()]
         return dict(zip(keys, items, strict=True))
     if isinstance(value, (list, tuple, range)):
-        items = [
-            item if type(item) is torch.Tensor and _is_plain(item) else _normalise(field, item, replaced, room - 1)
-            for item in value
-        ]
+        if _are_plain(value):
+            items = list(value)
+        else:
+            items = [_normalise(field, item, replaced, room - 1) for item in value]
         return tuple(items) if isinstance(value, tuple) else items
     return replaced.marker(field, value)
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return (
-        tensor.layout is torch.strided
-        and tensor.dtype in _NAMES
-        and not (tensor.requires_grad or tensor.is_meta or tensor.is_conj() or tensor.is_neg())
+def _are_plain(values: Sequence[object]) -> bool:
+    """Returns whether all are tensors that are carried as they are; there may be thousands, on the training thread."""
+    if {*map(type, values)} != {torch.Tensor}:
+        return False
+    kinds = {*map(_KIND, values)}
+    if any(map(torch.Tensor.is_neg, values)) or any(map(torch.Tensor.is_conj, values)):
+        return False
+    return all(
+        layout is torch.strided and dtype in _NAMES and not (has_grad or is_meta)
+        for layout, dtype, has_grad, is_meta in kinds
     )
 
 
@@ -109,7 +116,7 @@ def _plain_tensor(value: torch.Tensor) -> torch.Tensor | None:
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
         return None
     tensor = tensor.resolve_conj().resolve_neg()
-    return tensor if _is_plain(tensor) else None
+    return tensor if _are_plain([tensor]) else None
 
 
 def _from_numpy(field: str, value: Any, replaced: Replaced) -> Any:
