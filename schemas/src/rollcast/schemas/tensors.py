@@ -91,14 +91,13 @@ def _normalise(field: str, value: object, replaced: Replaced, room: int) -> Any:
         return dict(zip(keys, items, strict=True))
     if isinstance(value, (list, tuple, range)):
         if _are_plain(value):
-            items = list(value)
-        else:
-            items = [_normalise(field, item, replaced, room - 1) for item in value]
+            return value[:]
+        items = [_normalise(field, item, replaced, room - 1) for item in value]
         return tuple(items) if isinstance(value, tuple) else items
     return replaced.marker(field, value)
 
 
-def _are_plain(values: Sequence[object]) -> bool:
+def _are_plain(values: Sequence[Any]) -> bool:
     """Returns whether all are tensors that are carried as they are; there may be thousands, on the training thread."""
     if {*map(type, values)} != {torch.Tensor}:
         return False
