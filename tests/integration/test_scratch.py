@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fixtures.frames import ShardSource, direct_shards, events_of
+from fixtures.small_disk import small_file_system
 from rollcast.consumer import differences
 from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.decisions import Complete
@@ -289,3 +290,21 @@ def test_a_rollout_leaves_no_entry_behind(scratch: Scratch) -> None:
 
     assert space() is None
     assert len(scratch._rollouts) == 0
+
+
+def test_a_full_disk_is_full_scratch_where_something_can_be_given_up(tmp_path: Path) -> None:
+    with small_file_system(tmp_path / "disk", 4 * 2**20) as disk:
+        scratch = Scratch(disk, 2**40, DEFAULT_LIMITS)
+        held = [scratch.segment(2**20)]
+        with pytest.raises(ScratchFullError):
+            scratch.segment(2**30)
+        held.clear()
+        with pytest.raises(OSError, match="No space left"):
+            scratch.segment(2**30)
+
+
+def test_a_scratch_folder_that_was_removed_is_made_again(tmp_path: Path) -> None:
+    scratch = Scratch(tmp_path / "scratch", 2**30, DEFAULT_LIMITS)
+    scratch.open()
+    (tmp_path / "scratch").rmdir()
+    assert len(scratch.segment(100)) == 4096

@@ -310,6 +310,37 @@ def test_a_full_pool_takes_no_more(tmp_path: Path) -> None:
     assert len(pool.files()) == 1
 
 
+def test_a_pool_keeps_few_files_however_small_they_are(tmp_path: Path) -> None:
+    pool = TensorPool(tmp_path / "pool")
+    for number in range(100):
+        file = tmp_path / f"file-{number}"
+        file.write_bytes(b"x")
+        pool.give(file)
+    assert len(pool.files()) == 64
+
+
+@pytest.mark.parametrize("garbage", [b"\xff\xfe", None])
+def test_a_destination_that_is_none_hides_no_other_run(tmp_path: Path, garbage: bytes | None) -> None:
+    spool = SpoolFolder(tmp_path)
+    publisher = _publisher(tmp_path)
+    publisher.publish(0, whole_shard(0, 0, 1))
+    publisher.close(0.2)
+    strange = tmp_path / "strange" / ".destination"
+    strange.parent.mkdir()
+    if garbage is None:
+        strange.mkdir()
+    else:
+        strange.write_bytes(garbage)
+    assert (
+        len(
+            spool.bundles(
+                PublisherConfig(run_id="run", spool_dir=tmp_path, bootstrap_servers="127.0.0.1:1").destination
+            )
+        )
+        == 1
+    )
+
+
 def test_leftovers_of_the_dead_are_swept_when_nobody_lives(tmp_path: Path) -> None:
     spool = SpoolFolder(tmp_path)
     plan = make_plan(whole_shard(0, 0, 1), ParallelLayout())

@@ -1,5 +1,6 @@
 """`rollcast verify`: sound, damaged, miscounted, and what no manifest describes."""
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -93,6 +94,13 @@ def rewrite(path: Path, **changes: Any) -> None:
         (lambda path: rewrite(path, shards=2), "it has 0 shards, its manifest tells of 2"),
         (of_another_rollout, "is of rollout 1, its manifest of rollout 9"),
         (lambda path: manifest_path(path).write_bytes(b"\xff"), "not a manifest"),
+        (lambda path: manifest_path(path).write_bytes(b"[" * 100_000), "not a manifest"),
+        (
+            lambda path: manifest_path(path).write_text(
+                re.sub(r'"attempt": ?\d+', '"attempt": Infinity', manifest_path(path).read_text())
+            ),
+            "not a manifest",
+        ),
         (lambda path: manifest_path(path).unlink(), "no usable manifest describes it"),
     ],
 )

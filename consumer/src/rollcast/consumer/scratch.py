@@ -1,5 +1,6 @@
 """Room for the tensors of unfinished rollouts in mapped files, so that memory does not grow with a rollout."""
 
+import errno
 import os
 import sys
 import tempfile
@@ -141,11 +142,23 @@ class Scratch:
         size = _pages(size)
         if self.used_bytes + size > self._max_bytes:
             raise ScratchFullError(size, self.used_bytes, self._max_bytes)
+        # Somebody may have removed it since.
+        self._directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=self._directory, prefix=".rollcast-scratch-") as file:
-            os.posix_fallocate(file.fileno(), 0, size)
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)
+            except OSError as exc:
+                # Where giving up a rollout helps, the disk is as good a limit as the configured one.
+                if exc.errno not in {errno.ENOSPC, errno.EDQUOT} or not self._segments:
+                    raise
+                raise ScratchFullError(size, self.used_bytes, self.used_bytes) from exc
             # Unlike a mapping of the mmap module, this one needs no open file.
             path = f"/proc/self/fd/{file.fileno()}"
-            memory: _Bytes = torch.from_file(path, shared=True, size=size, dtype=torch.uint8).numpy()
+            try:
+                memory: _Bytes = torch.from_file(path, shared=True, size=size, dtype=torch.uint8).numpy()
+            except RuntimeError as exc:
+                # The system allows a process so many mappings and no more.
+                raise ScratchFullError(size, self.used_bytes, self.used_bytes) from exc
         token = object()
         self._segments[token] = size
         weakref.finalize(memory, self._segments.pop, token, None).atexit = False

@@ -5,12 +5,15 @@ import fcntl
 import hashlib
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
 TEMP_SUFFIX = ".rollcast.tmp"
 LOCK_NAME = ".rollcast.lock"
+_LOCK_TIMEOUT_S = 10.0
+_LOCK_LOOK_EVERY_S = 0.02
 
 
 @contextlib.contextmanager
@@ -50,9 +53,22 @@ def locked(directory: Path) -> Iterator[None]:
     """Waits for the lock of a directory and holds it; it ends with the process that holds it.
 
     The lock is a file of its own, which stays: some network file systems cannot lock a directory.
+
+    Raises:
+        TimeoutError: another process has it for too long; it may have been stopped.
     """
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
     with (directory / LOCK_NAME).open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as exc:
+                if time.monotonic() > deadline:
+                    raise TimeoutError(
+                        f"{directory / LOCK_NAME} is held by another process for {_LOCK_TIMEOUT_S:g} s; is it stopped?"
+                    ) from exc
+                time.sleep(_LOCK_LOOK_EVERY_S)
         yield
 
 

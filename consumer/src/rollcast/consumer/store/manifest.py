@@ -150,9 +150,9 @@ class Manifest:
                 missing=_missing(content.get("missing")),
                 gaps=tuple(OffsetSpan(*gap) for gap in content.get("gaps", ())),
                 versions=dict(content["versions"]),
-                **{name: content[name] for name in _PLAIN},
+                **{name: int(content[name]) for name in _PLAIN},
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
             raise DumpFileError(f"not a manifest: {exc!r}") from exc
 
 

@@ -23,6 +23,7 @@ _NUMBERS = ("rollout_id", "rank", "attempt")
 _IN_FILE_NAME = ("rank", "attempt")
 _KNOWN = "{run_id}, {rollout_id}, {rank} and {attempt}"
 _EXAMPLE = "for example 'dumps/{run_id}/{rollout_id}.pt'"
+_EXAMPLE_BY_SHARD = "for example 'dumps/{run_id}/{rollout_id}_{rank}.pt'"
 _WORDS = ("incomplete", "attempt-1", "unknown-0")
 _Pieces = list[tuple[str, str | None]]
 
@@ -50,7 +51,7 @@ class PathTemplate:
             if name not in fields:
                 raise TemplateError(
                     f"dump path {template!r} has no {{{name}}}, so dumps would overwrite each other; "
-                    f"put {{{name}}} into it, {_EXAMPLE}"
+                    f"put {{{name}}} into it, {_EXAMPLE_BY_SHARD if name == 'rank' else _EXAMPLE}"
                 )
         numbers = fields[fields.count("run_id") :]
         if "run_id" in numbers or len(set(numbers)) < len(numbers):

@@ -220,6 +220,7 @@ class SpoolFolder:
 
 
 def _destination_of(run: Path) -> str | None:
-    with contextlib.suppress(FileNotFoundError):
-        return (run / _DESTINATION).read_text()
+    # Whatever else stands there is no destination of ours.
+    with contextlib.suppress(OSError):
+        return (run / _DESTINATION).read_text(errors="replace")
     return None

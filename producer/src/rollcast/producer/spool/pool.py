@@ -10,6 +10,8 @@ from pathlib import Path
 from rollcast.producer.spool.locks import lock
 
 DEFAULT_MAX_POOL_BYTES = 4 * 1024**3
+# Each publish looks at all of them.
+_MAX_FILES = 64
 # A file that is cut down to a much smaller bundle loses the pages for which it was kept.
 _MAX_CUT = 4
 _SMALL_BYTES = 1024**2
@@ -50,12 +52,13 @@ class TensorPool:
         with self._locked():
             status = file.stat()
             files = self.files()
-            held = sum(size for size, _ in files)
+            held, count = sum(size for size, _ in files), len(files)
             for size, path in sorted(files, key=_age) if status.st_size <= self._max_bytes else ():
-                if held + status.st_size <= self._max_bytes:
+                if held + status.st_size <= self._max_bytes and count < _MAX_FILES:
                     break
                 _remove(path)
                 held -= size
+                count -= 1
             if held + status.st_size > self._max_bytes:
                 file.unlink()
             else:
