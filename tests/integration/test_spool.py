@@ -9,9 +9,10 @@ import pytest
 import safetensors.torch
 import torch
 
+from fixtures.publishers import direct_payload, spool_publisher
 from fixtures.rollouts import context_parallel_share, payload_in_spool, whole_shard
 from rollcast.consumer.difference import differences
-from rollcast.producer import Publisher, PublisherConfig, PublishStatus
+from rollcast.producer import PublisherConfig, PublishStatus
 from rollcast.producer.committer import CommitJob, Committer
 from rollcast.producer.control import Control
 from rollcast.producer.copy import copy_own
@@ -29,24 +30,14 @@ from rollcast.schemas import build_dump_payload
 from rollcast.schemas.tensors import UNSUPPORTED_KEY
 
 
-def _publisher(spool: Path, **options: Any) -> Publisher:
-    settings: dict[str, Any] = {"run_id": "run", "bootstrap_servers": "127.0.0.1:1", "start_shipper": False} | options
-    return Publisher(PublisherConfig(spool_dir=spool, **settings))
-
-
-def _direct(rollout_id: int) -> dict[str, Any]:
-    shard = {"rank": 0, "data_parallel_rank": 0, "rollout_data": whole_shard(rollout_id, 0, 1)}
-    return build_dump_payload([shard], rollout_id=rollout_id, writer_rank=0)
-
-
 def test_a_bundle_holds_the_shard_and_safetensors_opens_its_tensor_file(tmp_path: Path) -> None:
-    publisher = _publisher(tmp_path)
+    publisher = spool_publisher(tmp_path)
     shard = whole_shard(0, 0, 1)
     result = publisher.publish(0, shard)
     publisher.close(0.2)
     assert result.status is PublishStatus.PUBLISHED
     assert result.copied_bytes == result.raw_bytes > 0
-    assert not differences(payload_in_spool(tmp_path, 0), _direct(0))
+    assert not differences(payload_in_spool(tmp_path, 0), direct_payload(0))
     ((_, path),) = SpoolFolder(tmp_path).bundles()
     tensors = safetensors.torch.load_file(path / "tensors.safetensors")
     assert torch.equal(tensors["6.0.rollout_log_probs"], shard["rollout_log_probs"][6])
@@ -54,18 +45,18 @@ def test_a_bundle_holds_the_shard_and_safetensors_opens_its_tensor_file(tmp_path
 
 
 def test_the_memory_may_be_reused_as_soon_as_publish_returns(tmp_path: Path) -> None:
-    publisher = _publisher(tmp_path)
+    publisher = spool_publisher(tmp_path)
     shard = whole_shard(0, 0, 1)
     publisher.publish(0, shard)
     for tensor in shard["log_probs"]:
         tensor.fill_(float("nan"))
     publisher.close(0.2)
-    assert not differences(payload_in_spool(tmp_path, 0), _direct(0))
+    assert not differences(payload_in_spool(tmp_path, 0), direct_payload(0))
 
 
 @pytest.mark.parametrize("data", [{"response_lengths": []}, {"response_lengths": [], "tokens": [], "raw_reward": []}])
 def test_an_empty_shard_is_a_bundle_too(tmp_path: Path, data: dict[str, Any]) -> None:
-    publisher = _publisher(tmp_path, strict=True)
+    publisher = spool_publisher(tmp_path, strict=True)
     publisher.publish(0, data)
     publisher.close(0.2)
     payload = payload_in_spool(tmp_path, 0)
@@ -79,7 +70,7 @@ def _freed() -> torch.Tensor:
 
 
 def test_a_tensor_whose_memory_is_gone_drops_the_rollout_and_leaves_nothing(tmp_path: Path) -> None:
-    publisher = _publisher(tmp_path)
+    publisher = spool_publisher(tmp_path)
     result = publisher.publish(0, whole_shard(0, 0, 1) | {"extra": _freed()})
     assert result.status is PublishStatus.DROPPED
     assert publisher.publish(1, whole_shard(1, 0, 1)).status is PublishStatus.PUBLISHED
@@ -92,7 +83,7 @@ def test_a_tensor_whose_memory_is_gone_drops_the_rollout_and_leaves_nothing(tmp_
 
 
 def test_a_record_of_one_rank_that_cannot_be_copied_leaves_nothing(tmp_path: Path) -> None:
-    publisher = _publisher(tmp_path)
+    publisher = spool_publisher(tmp_path)
     result = publisher.publish_alone("policy-loss", lambda: {"response_lengths": [8], "values": [_freed()]})
     assert result.status is PublishStatus.DROPPED
     assert not list(tmp_path.rglob("*.filling"))
@@ -100,7 +91,7 @@ def test_a_record_of_one_rank_that_cannot_be_copied_leaves_nothing(tmp_path: Pat
 
 
 def test_a_publisher_that_was_switched_off_lets_go_of_the_spool_when_it_is_closed(tmp_path: Path) -> None:
-    publisher = _publisher(tmp_path / "spool")
+    publisher = spool_publisher(tmp_path / "spool")
     publisher.publish(0, whole_shard(0, 0, 1))
     moved = (tmp_path / "spool").rename(tmp_path / "moved")
     assert publisher.publish(1, whole_shard(1, 0, 1)).status is PublishStatus.DISABLED
@@ -113,7 +104,7 @@ def test_a_publisher_that_was_switched_off_lets_go_of_the_spool_when_it_is_close
 def test_misaligned_data_drops_the_rollout_and_training_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    publisher = _publisher(tmp_path)
+    publisher = spool_publisher(tmp_path)
     result = publisher.publish(0, {**whole_shard(0, 0, 1), "tokens": []})
     assert result.status is PublishStatus.DROPPED
     assert result.reason is not None
@@ -128,7 +119,7 @@ def test_misaligned_data_drops_the_rollout_and_training_goes_on(
 
 
 def test_a_strict_publisher_raises(tmp_path: Path) -> None:
-    publisher = _publisher(tmp_path, strict=True)
+    publisher = spool_publisher(tmp_path, strict=True)
     with pytest.raises(RolloutDataError, match="'tokens'"):
         publisher.publish(0, {**whole_shard(0, 0, 1), "tokens": []})
     with pytest.raises(RolloutDataError, match="integer from 0"):
@@ -137,7 +128,7 @@ def test_a_strict_publisher_raises(tmp_path: Path) -> None:
 
 
 def test_a_value_that_cannot_be_carried_costs_itself_alone(tmp_path: Path) -> None:
-    publisher = _publisher(tmp_path)
+    publisher = spool_publisher(tmp_path)
     shard = whole_shard(0, 0, 1) | {"callback": len, "odd": [1, object(), 2**64, 3, 4, 5, 6]}
     assert publisher.publish(0, shard).status is PublishStatus.PUBLISHED
     publisher.close(0.2)
@@ -151,7 +142,7 @@ def test_an_unusable_spool_switches_publishing_off_with_one_sentence(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "file").touch()
-    publisher = _publisher(tmp_path / "file" / "spool")
+    publisher = spool_publisher(tmp_path / "file" / "spool")
     result = publisher.publish(0, whole_shard(0, 0, 1))
     assert result.status is PublishStatus.DISABLED
     assert result.reason is not None
@@ -185,7 +176,7 @@ def test_a_peer_that_never_fills_its_part_makes_the_rollout_a_dropped_one(tmp_pa
 
 @pytest.mark.parametrize("rollout_id", [True, 1.0, "7", None, -1, 2**63])
 def test_a_rollout_id_that_is_no_number_drops_the_rollout_and_leaves_nothing(tmp_path: Path, rollout_id: Any) -> None:
-    publisher = _publisher(tmp_path)
+    publisher = spool_publisher(tmp_path)
     result = publisher.publish(rollout_id, whole_shard(0, 0, 1))
     assert result.status is PublishStatus.DROPPED
     assert result.reason is not None
@@ -197,7 +188,7 @@ def test_a_rollout_id_that_is_no_number_drops_the_rollout_and_leaves_nothing(tmp
 
 
 def test_a_forked_child_publishes_nothing(tmp_path: Path) -> None:
-    publisher = _publisher(tmp_path)
+    publisher = spool_publisher(tmp_path)
     child = os.fork()
     if child == 0:
         disabled = publisher.publish(0, whole_shard(0, 0, 1)).status is PublishStatus.DISABLED
@@ -208,7 +199,7 @@ def test_a_forked_child_publishes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_value_with_very_many_items_costs_itself_alone(tmp_path: Path) -> None:
-    publisher = _publisher(tmp_path)
+    publisher = spool_publisher(tmp_path)
     many = list(range(300_000))
     shard = {"response_lengths": [1, 1], "partition": [0, 1], "x": [many, 1], "mine": many}
     assert publisher.publish(0, shard).status is PublishStatus.PUBLISHED
@@ -219,7 +210,7 @@ def test_a_value_with_very_many_items_costs_itself_alone(tmp_path: Path) -> None
 
 
 def test_a_shard_whose_closing_event_would_not_fit_is_dropped(tmp_path: Path) -> None:
-    publisher = _publisher(tmp_path, max_part_bytes=16_384)
+    publisher = spool_publisher(tmp_path, max_part_bytes=16_384)
     result = publisher.publish(0, {"response_lengths": [1] * 1000})
     assert result.reason is not None
     assert "1000 samples" in result.reason
@@ -228,10 +219,10 @@ def test_a_shard_whose_closing_event_would_not_fit_is_dropped(tmp_path: Path) ->
 
 def test_a_new_attempt_is_above_any_in_the_spool(tmp_path: Path) -> None:
     future = 10**15
-    first = _publisher(tmp_path, attempt=future)
+    first = spool_publisher(tmp_path, attempt=future)
     first.publish(0, whole_shard(0, 0, 1))
     first.close(0.2)
-    second = _publisher(tmp_path)
+    second = spool_publisher(tmp_path)
     second.publish(0, whole_shard(0, 0, 1))
     second.close(0.2)
     assert [name.attempt for name, _ in SpoolFolder(tmp_path).bundles()] == [future, future + 1]
@@ -246,7 +237,7 @@ def test_a_full_disk_is_an_error_at_creation_and_not_a_signal_later(tmp_path: Pa
 
 
 def test_a_bundle_above_the_quota_drops_the_rollout(tmp_path: Path) -> None:
-    publisher = _publisher(tmp_path, max_spool_bytes=10)
+    publisher = spool_publisher(tmp_path, max_spool_bytes=10)
     result = publisher.publish(0, whole_shard(0, 0, 1))
     assert result.status is PublishStatus.DROPPED
     assert result.reason is not None
@@ -256,7 +247,7 @@ def test_a_bundle_above_the_quota_drops_the_rollout(tmp_path: Path) -> None:
 
 def test_a_recycled_file_shows_nothing_of_its_earlier_content(tmp_path: Path) -> None:
     session = _session(tmp_path)
-    publisher = _publisher(tmp_path, strict=True)
+    publisher = spool_publisher(tmp_path, strict=True)
     shards = [whole_shard(seed, 0, 1) for seed in range(4)]
     shards[1]["log_probs"] = [tensor.repeat_interleave(1) for tensor in shards[1]["log_probs"]]
     inodes = set()
@@ -322,7 +313,7 @@ def test_a_pool_keeps_few_files_however_small_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize("garbage", [b"\xff\xfe", None])
 def test_a_destination_that_is_none_hides_no_other_run(tmp_path: Path, garbage: bytes | None) -> None:
     spool = SpoolFolder(tmp_path)
-    publisher = _publisher(tmp_path)
+    publisher = spool_publisher(tmp_path)
     publisher.publish(0, whole_shard(0, 0, 1))
     publisher.close(0.2)
     strange = tmp_path / "strange" / ".destination"
@@ -350,16 +341,16 @@ def test_leftovers_of_the_dead_are_swept_when_nobody_lives(tmp_path: Path) -> No
         assert parsed is not None
         BundleWriter(spool.filling(run_id, parsed), plan, session.files)
     with spool.register_trainer():
-        _publisher(tmp_path).close(0.1)
+        spool_publisher(tmp_path).close(0.1)
         assert [path.parent.name for path in tmp_path.rglob("*.filling")] == ["other"]
-    _publisher(tmp_path).close(0.1)
+    spool_publisher(tmp_path).close(0.1)
     assert not list(tmp_path.rglob("*.filling"))
 
 
 @pytest.mark.parametrize("damage", ["records.avro", "tensors.safetensors"])
 @pytest.mark.parametrize("how", ["cut", "gone", "garbage"])
 def test_a_damaged_bundle_is_a_typed_error(tmp_path: Path, damage: str, how: str) -> None:
-    publisher = _publisher(tmp_path)
+    publisher = spool_publisher(tmp_path)
     publisher.publish(0, whole_shard(0, 0, 1))
     publisher.close(0.2)
     ((_, path),) = SpoolFolder(tmp_path).bundles()
@@ -393,4 +384,4 @@ def test_a_setting_that_cannot_work_is_refused_with_name_and_value(
     tmp_path: Path, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ProducerError, match=words):
-        _publisher(tmp_path, **options)
+        spool_publisher(tmp_path, **options)

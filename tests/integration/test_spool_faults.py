@@ -12,31 +12,21 @@ from typing import Any
 import pytest
 import torch
 
+from fixtures.publishers import direct_payload, spool_publisher
 from fixtures.ranks import run_to_its_end
 from fixtures.rollouts import payload_in_spool, whole_shard
 from fixtures.small_disk import small_file_system
 from rollcast.consumer.difference import differences
-from rollcast.producer import Publisher, PublisherConfig, PublishStatus
+from rollcast.producer import PublishStatus
 from rollcast.producer.errors import SpoolError
 from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.producer.spool.pool import TensorPool
 from rollcast.producer.spool.read import read_bundle
 from rollcast.producer.spool.trainers import living_trainers
 from rollcast.producer.spool.write import commit_bundle
-from rollcast.schemas import build_dump_payload
 
 _FREE = 8 * 1024**2
 _SHARD = 1024**2
-
-
-def _publisher(spool: Path, **options: Any) -> Publisher:
-    settings: dict[str, Any] = {"run_id": "run", "bootstrap_servers": "127.0.0.1:1", "start_shipper": False} | options
-    return Publisher(PublisherConfig(spool_dir=spool, **settings))
-
-
-def _direct(rollout_id: int) -> dict[str, Any]:
-    shard = {"rank": 0, "data_parallel_rank": 0, "rollout_data": whole_shard(rollout_id, 0, 1)}
-    return build_dump_payload([shard], rollout_id=rollout_id, writer_rank=0)
 
 
 def _await(condition: Callable[[], Any], timeout_s: float = 20) -> None:
@@ -66,7 +56,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_drops_rollouts_whole_and_announces_them_once_there_is_room(small_disk: Path) -> None:
-    publisher = _publisher(small_disk)
+    publisher = spool_publisher(small_disk)
     statuses = [publisher.publish(rollout_id, _megabyte_shard(rollout_id)).status for rollout_id in range(10)]
     assert statuses == [PublishStatus.PUBLISHED] * 7 + [PublishStatus.DROPPED] * 3
     ballast = small_disk / "ballast"
@@ -114,7 +104,7 @@ def test_a_pool_that_is_full_lets_the_oldest_file_go_and_a_small_bundle_takes_no
 
 
 def test_a_spare_file_is_ready_for_the_next_rollout_while_the_shipper_is_slow(tmp_path: Path) -> None:
-    publisher = _publisher(tmp_path)
+    publisher = spool_publisher(tmp_path)
     assert publisher.publish(0, _megabyte_shard(0)).status is PublishStatus.PUBLISHED
     pool = SpoolFolder(tmp_path).pool
     _await(pool.files)
@@ -130,11 +120,11 @@ def test_a_spare_file_is_ready_for_the_next_rollout_while_the_shipper_is_slow(tm
 
 @pytest.mark.parametrize("byte", ["first", "last"])
 def test_a_flipped_bit_on_the_disk_is_found_out(tmp_path: Path, byte: str) -> None:
-    publisher = _publisher(tmp_path, fsync="background")
+    publisher = spool_publisher(tmp_path, fsync="background")
     publisher.publish(0, whole_shard(0, 0, 1))
     publisher.close(0.3)
     ((_, path),) = SpoolFolder(tmp_path).bundles()
-    assert not differences(payload_in_spool(tmp_path, 0), _direct(0))
+    assert not differences(payload_in_spool(tmp_path, 0), direct_payload(0))
     file = path / "tensors.safetensors"
     content = bytearray(file.read_bytes())
     head = 8 + int.from_bytes(content[:8], "little")
@@ -148,7 +138,7 @@ def test_a_spool_removed_under_the_trainer_switches_publishing_off_with_one_erro
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     spool = tmp_path / "spool"
-    publisher = _publisher(spool)
+    publisher = spool_publisher(spool)
     assert publisher.publish(0, whole_shard(0, 0, 1)).status is PublishStatus.PUBLISHED
     _await(lambda: SpoolFolder(spool).bundles())
     spool.rename(tmp_path / "elsewhere")
@@ -164,18 +154,18 @@ def test_a_spool_removed_under_the_trainer_switches_publishing_off_with_one_erro
 def test_a_second_trainer_with_the_same_attempt_is_refused_while_the_first_lives(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = _publisher(tmp_path, attempt=3)
+    first = spool_publisher(tmp_path, attempt=3)
     for attempt in (3, 2):
-        second = _publisher(tmp_path, attempt=attempt)
+        second = spool_publisher(tmp_path, attempt=attempt)
         result = second.publish(0, whole_shard(1, 0, 1))
         assert result.status is PublishStatus.DISABLED
         assert result.reason is not None
         assert f"as attempt 3, so attempt {attempt} is refused" in result.reason
     assert first.publish(0, whole_shard(0, 0, 1)).status is PublishStatus.PUBLISHED
     first.close(0.3)
-    assert not differences(payload_in_spool(tmp_path, 0), _direct(0))
+    assert not differences(payload_in_spool(tmp_path, 0), direct_payload(0))
     assert "publishing is switched off" in caplog.text
-    again = _publisher(tmp_path, attempt=3)
+    again = spool_publisher(tmp_path, attempt=3)
     assert again.publish(1, whole_shard(1, 0, 1)).status is PublishStatus.PUBLISHED
     again.close(0.3)
 
@@ -184,8 +174,8 @@ def test_a_second_trainer_without_an_attempt_supersedes_the_first_and_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     future = 10**15
-    first = _publisher(tmp_path, attempt=future)
-    second = _publisher(tmp_path)
+    first = spool_publisher(tmp_path, attempt=future)
+    second = spool_publisher(tmp_path)
     assert f"as attempt {future}: this one supersedes it" in caplog.text
     for publisher in (first, second):
         assert publisher.publish(0, whole_shard(0, 0, 1)).status is PublishStatus.PUBLISHED
@@ -199,10 +189,10 @@ def test_a_bundle_left_by_the_same_attempt_stays_as_it_is_and_the_clash_is_repor
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     for seed in (0, 1):
-        publisher = _publisher(tmp_path, attempt=3)
+        publisher = spool_publisher(tmp_path, attempt=3)
         assert publisher.publish(0, whole_shard(seed, 0, 1)).status is PublishStatus.PUBLISHED
         publisher.close(0.5)
-    assert not differences(payload_in_spool(tmp_path, 0), _direct(0))
+    assert not differences(payload_in_spool(tmp_path, 0), direct_payload(0))
     assert "another trainer publishes with the same run_id and attempt" in caplog.text
     assert publisher.stats.dropped["not_committed"] == 1
     assert len(list((tmp_path / "run").glob("*-dp0"))) == 1
@@ -224,17 +214,17 @@ def _publish_and_die(spool: Path, moment: str) -> None:
             patch.setattr(
                 "rollcast.producer.committer.commit_bundle", commit_and_die if moment == "after the commit" else _kill
             )
-        _publisher(spool).publish(0, whole_shard(0, 0, 1))
+        spool_publisher(spool).publish(0, whole_shard(0, 0, 1))
         time.sleep(30)
 
 
 @pytest.mark.parametrize("moment", ["in mid-publish", "before the commit", "after the commit"])
 def test_a_trainer_killed_leaves_a_whole_bundle_or_none(tmp_path: Path, moment: str) -> None:
     assert run_to_its_end(_publish_and_die, tmp_path, moment) == -signal.SIGKILL
-    next_trainer = _publisher(tmp_path)
+    next_trainer = spool_publisher(tmp_path)
     assert not list(tmp_path.rglob("*.filling")), "what the dead one left half-filled is swept"
     if moment == "after the commit":
-        assert not differences(payload_in_spool(tmp_path, 0), _direct(0))
+        assert not differences(payload_in_spool(tmp_path, 0), direct_payload(0))
     else:
         assert not SpoolFolder(tmp_path).bundles()
     next_trainer.close(0.1)

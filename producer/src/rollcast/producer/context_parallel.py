@@ -189,7 +189,8 @@ def all_gather_with_cp(tensor: torch.Tensor, total_length: int, response_length:
     from megatron.core import parallel_state
 
     size = layout.context_parallel_size
-    spans = [response_spans(total_length, response_length, rank, size) for rank in range(size)]
+    pieces = pieces_of(ContextLayout.ZIGZAG_THD, size, total_length, response_length)
+    spans = [spans_of(rank, pieces) for rank in range(size)]
     held = span_tokens(spans[layout.context_parallel_rank])
     if len(tensor) != held:
         raise RolloutDataError(

@@ -10,6 +10,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rollcast.consumer.cli.options import (
+    Bootstrap,
+    ConnectTimeout,
+    MaxResidentBytes,
+    MaxScratchBytes,
+    ScratchDir,
+    TopicPrefix,
+)
 from rollcast.consumer.config import ConsumeConfig, Layout
 from rollcast.consumer.retention import Retention
 from rollcast.schemas import Topics
@@ -26,9 +34,7 @@ _log = logging.getLogger("rollcast.consumer")
 
 def consume(
     *,
-    bootstrap: Annotated[
-        str, typer.Option(envvar="ROLLCAST_BOOTSTRAP_SERVERS", help="Kafka brokers, host:port, comma-separated.")
-    ],
+    bootstrap: Bootstrap,
     dump_path: Annotated[
         str, typer.Option(help="Where dumps go: a path with {run_id} and {rollout_id}, 'DIR/{run_id}/{rollout_id}.pt'.")
     ],
@@ -43,7 +49,7 @@ def consume(
         int | None, typer.Option(help="Remove a run's oldest dumps when all of them are larger than this.")
     ] = None,
     pin: Annotated[list[int] | None, typer.Option(help="A rollout that is never removed; may be repeated.")] = None,
-    topic_prefix: Annotated[str, typer.Option(help="First part of the topic names.")] = "rollcast",
+    topic_prefix: TopicPrefix = "rollcast",
     group: Annotated[str, typer.Option(help="Consumer group; its members share the work.")] = "rollcast",
     partitions: Annotated[int, typer.Option(min=1, help="Partitions of the records topic, if it is created.")] = 4,
     replication_factor: Annotated[int, typer.Option(min=1, help="Replicas of topics that are created.")] = 1,
@@ -51,15 +57,10 @@ def consume(
     incomplete_after_s: Annotated[
         float, typer.Option(help="A rollout without a new record for so long is written as incomplete.")
     ] = 600.0,
-    max_resident_bytes: Annotated[
-        int, typer.Option(min=1, help="Cap on the records of unfinished rollouts in memory, without their tensors.")
-    ] = 256 * 1024**2,
-    scratch_dir: Annotated[
-        str, typer.Option(help="Folder for the tensors of unfinished rollouts; by default where the dumps go.")
-    ] = "",
-    max_scratch_bytes: Annotated[int, typer.Option(min=64 * 1024**2, help="Cap on the tensors in that folder.")] = 64
-    * 1024**3,
-    connect_timeout_s: Annotated[float, typer.Option(help="Bound on reaching a broker at start.")] = 15.0,
+    max_resident_bytes: MaxResidentBytes = 256 * 1024**2,
+    scratch_dir: ScratchDir = "",
+    max_scratch_bytes: MaxScratchBytes = 64 * 1024**3,
+    connect_timeout_s: ConnectTimeout = 15.0,
     shutdown_timeout_s: Annotated[float, typer.Option(help="Bound on a graceful stop.")] = 30.0,
     stall_after_s: Annotated[
         float, typer.Option(help="A Kafka client that brings nothing for so long while there is lag is replaced.")

@@ -8,6 +8,14 @@ from typing import Annotated
 
 import typer
 
+from rollcast.consumer.cli.options import (
+    Bootstrap,
+    ConnectTimeout,
+    MaxResidentBytes,
+    MaxScratchBytes,
+    ScratchDir,
+    TopicPrefix,
+)
 from rollcast.consumer.config import ConsumeConfig, Layout
 from rollcast.schemas import Topics
 from rollcast.schemas.kafka_security import read_kafka_security
@@ -18,23 +26,16 @@ _MOST_ROLLOUTS = 100_000
 
 def rebuild(
     *,
-    bootstrap: Annotated[
-        str, typer.Option(envvar="ROLLCAST_BOOTSTRAP_SERVERS", help="Kafka brokers, host:port, comma-separated.")
-    ],
+    bootstrap: Bootstrap,
     dump_path: Annotated[str, typer.Option(help="Where dumps go, as `rollcast consume` was given it.")],
     run: Annotated[str, typer.Option(help="The run id.")],
     rollout: Annotated[str, typer.Option(help="A rollout, or the first and the last: 7 or 7..12.")],
     layout: Annotated[Layout, typer.Option(help="As `rollcast consume` was given it.")] = Layout.SLIME,
-    topic_prefix: Annotated[str, typer.Option(help="First part of the topic names.")] = "rollcast",
-    max_resident_bytes: Annotated[
-        int, typer.Option(min=1, help="Cap on the records of unfinished rollouts in memory, without their tensors.")
-    ] = 256 * 1024**2,
-    scratch_dir: Annotated[
-        str, typer.Option(help="Folder for the tensors of unfinished rollouts; by default where the dumps go.")
-    ] = "",
-    max_scratch_bytes: Annotated[int, typer.Option(min=64 * 1024**2, help="Cap on the tensors in that folder.")] = 64
-    * 1024**3,
-    connect_timeout_s: Annotated[float, typer.Option(help="Bound on reaching a broker at start.")] = 15.0,
+    topic_prefix: TopicPrefix = "rollcast",
+    max_resident_bytes: MaxResidentBytes = 256 * 1024**2,
+    scratch_dir: ScratchDir = "",
+    max_scratch_bytes: MaxScratchBytes = 64 * 1024**3,
+    connect_timeout_s: ConnectTimeout = 15.0,
 ) -> None:
     """Make dumps again that were lost, damaged or removed. Exit status: 0 all are there, 1 not, 2 trouble.
 
