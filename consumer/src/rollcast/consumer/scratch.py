@@ -24,6 +24,7 @@ from rollcast.schemas.parts import PlacedSlice, check_announced, decode_slice_in
 
 _FIRST_SEGMENT_BYTES = 1024 * 1024
 _LARGEST_SEGMENT_BYTES = 64 * 1024 * 1024
+_MOST_SPARES = 8
 _PAGE_BYTES = 4096
 _ALIGNMENT = 64
 
@@ -34,7 +35,7 @@ class Scratch:
     """Decodes the tensor slices of parts to their place among the bytes of their tensor, which lie in mapped files.
 
     Space is given back by the references to it: a part with placed slices, and whatever is made of them, keeps the
-    file that they lie in; without any the file is gone. It never has a name, so a crash leaves nothing. Its blocks are
+    file that they lie in; without any the file is gone, but for a few that are used again. A file never has a name, so a crash leaves nothing. Its blocks are
     reserved before it is written to: a full disk is an `OSError`, not a signal.
 
     A byte is written once, so a repeat changes nothing that is there. For one thread at a time, `forget` apart.
@@ -49,6 +50,8 @@ class Scratch:
         self._directory, self._max_bytes, self._limits = directory, max_bytes, limits
         self._rollouts: weakref.WeakValueDictionary[RolloutId, _Space] = weakref.WeakValueDictionary()
         self._segments: dict[object, int] = {}
+        # Pages that were written before: new ones would cost a fault each.
+        self._spares: list[_Bytes] = []
 
     @property
     def used_bytes(self) -> int:
@@ -140,6 +143,10 @@ class Scratch:
             OSError: the disk is full, or cannot be used.
         """
         size = _pages(size)
+        if size == _LARGEST_SEGMENT_BYTES and self._spares:
+            return self._lent(self._spares.pop())
+        if self.used_bytes + len(self._spares) * _LARGEST_SEGMENT_BYTES + size > self._max_bytes:
+            self._spares.clear()
         if self.used_bytes + size > self._max_bytes:
             raise ScratchFullError(size, self.used_bytes, self._max_bytes)
         # Somebody may have removed it since.
@@ -148,6 +155,9 @@ class Scratch:
             try:
                 os.posix_fallocate(file.fileno(), 0, size)
             except OSError as exc:
+                if exc.errno in {errno.ENOSPC, errno.EDQUOT} and self._spares:
+                    self._spares.clear()
+                    return self.segment(size)
                 # Where giving up a rollout helps, the disk is as good a limit as the configured one.
                 if exc.errno not in {errno.ENOSPC, errno.EDQUOT} or not self._segments:
                     raise
@@ -155,14 +165,25 @@ class Scratch:
             # Unlike a mapping of the mmap module, this one needs no open file.
             path = f"/proc/self/fd/{file.fileno()}"
             try:
-                memory: _Bytes = torch.from_file(path, shared=True, size=size, dtype=torch.uint8).numpy()
+                mapped: _Bytes = torch.from_file(path, shared=True, size=size, dtype=torch.uint8).numpy()
             except RuntimeError as exc:
                 # The system allows a process so many mappings and no more.
                 raise ScratchFullError(size, self.used_bytes, self.used_bytes) from exc
+        return self._lent(mapped)
+
+    def _lent(self, mapped: _Bytes) -> _Bytes:
+        # By way of a memoryview, so that what numpy makes of it refers to it, not to `mapped`.
+        memory: _Bytes = np.frombuffer(mapped.data, np.uint8)
         token = object()
-        self._segments[token] = size
-        weakref.finalize(memory, self._segments.pop, token, None).atexit = False
+        self._segments[token] = len(mapped)
+        weakref.finalize(memory, self._take_back, token, mapped).atexit = False
         return memory
+
+    def _take_back(self, token: object, mapped: _Bytes) -> None:
+        # In any thread, at any time: steps that need no lock.
+        del self._segments[token]
+        if len(mapped) == _LARGEST_SEGMENT_BYTES and len(self._spares) < _MOST_SPARES:
+            self._spares.append(mapped)
 
 
 def unplaced(part: SamplePart) -> SamplePart:

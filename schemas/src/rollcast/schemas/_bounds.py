@@ -32,6 +32,9 @@ class _Walk:
 
     def long(self) -> int:
         body, start = self.body, self.position
+        if start < len(body) and (byte := body[start]) < 0x80:  # most of them
+            self.position = start + 1
+            return (byte >> 1) ^ -(byte & 1)
         result = shift = 0
         for index in range(start, min(start + _MAX_VARINT_BYTES, len(body))):
             byte = body[index]

@@ -21,6 +21,7 @@ from rollcast.consumer.cli.options import (
 from rollcast.consumer.config import ConsumeConfig, Layout
 from rollcast.consumer.retention import Retention
 from rollcast.schemas import Topics
+from rollcast.schemas.allocator import keep_freed_memory
 from rollcast.schemas.kafka_log import OncePerMinute
 from rollcast.schemas.kafka_security import read_kafka_security
 
@@ -100,6 +101,7 @@ def consume(
         http_host=http_host,
     )
     _configure_logging(log_level)
+    keep_freed_memory()
     early = _EarlySignals()
     _log.info("starting")
     asyncio.run(_serve(config, early))

@@ -7,13 +7,16 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from types import TracebackType
+from typing import IO, Any, Self
 
 TEMP_SUFFIX = ".rollcast.tmp"
 LOCK_NAME = ".rollcast.lock"
 _LOCK_TIMEOUT_S = 10.0
 _LOCK_LOOK_EVERY_S = 0.02
+_BLOCK_BYTES = 1024 * 1024
 
 
 @contextlib.contextmanager
@@ -111,36 +114,79 @@ def sweep(directory: Path) -> list[Path]:
 
 
 class HashingWriter:
-    """Passes bytes on to a file while it counts and digests them; what `torch.save` takes for a file.
+    """Counts bytes, digests them and passes them on to a file; what `torch.save` takes for one.
+
+    The digest and the file get them in a thread of its own, while the caller makes the next ones. As a context manager:
+    after it, all is passed on.
 
     Attributes:
-        size: bytes passed on.
+        size: bytes taken.
         error: the first error of the file, which torch hides behind one of its own.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._digest = hashlib.sha256()
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollcast-write")
+        self._filling, self._passing = bytearray(_BLOCK_BYTES), bytearray(_BLOCK_BYTES)
+        self._filled = 0
+        self._passed: Future[None] | None = None
         self.size = 0
         self.error: OSError | None = None
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Returns when everything is passed on, or when nothing more will be.
+
+        Raises:
+            OSError: the file did not take it.
+        """
+        with self._thread:
+            if error is None:
+                self._pass_on()
+                self._wait()
+
     def write(self, data: Any) -> int:
-        """Writes all of `data`."""
-        if self.error is not None:
-            raise self.error
-        try:
-            self._file.write(data)
-        except OSError as exc:
-            self.error = exc
-            raise
-        self._digest.update(data)
-        self.size += len(data)
+        """Takes all of `data`.
+
+        Raises:
+            OSError: the file did not take what came before.
+        """
+        rest = memoryview(data).cast("B")
+        self.size += len(rest)
+        while rest:
+            piece = rest[: _BLOCK_BYTES - self._filled]
+            self._filling[self._filled : self._filled + len(piece)] = piece
+            self._filled += len(piece)
+            rest = rest[len(piece) :]
+            if self._filled == _BLOCK_BYTES:
+                self._pass_on()
         return len(data)
 
     def flush(self) -> None:
-        """Flushes the file."""
-        self._file.flush()
+        """Does nothing: all is passed on at the end."""
 
     def sha256(self) -> str:
-        """Returns the digest so far, hex."""
+        """Returns the digest of what was passed on, hex."""
         return self._digest.hexdigest()
+
+    def _pass_on(self) -> None:
+        self._wait()
+        self._passed = self._thread.submit(self._pass, memoryview(self._filling)[: self._filled])
+        self._filling, self._passing, self._filled = self._passing, self._filling, 0
+
+    def _wait(self) -> None:
+        try:
+            if self._passed is not None:
+                self._passed.result()
+        except OSError as exc:
+            self.error = exc
+            raise
+
+    def _pass(self, block: memoryview) -> None:
+        self._file.write(block)
+        self._digest.update(block)

@@ -161,8 +161,8 @@ class LocalDumpStore:
         path = self._named(self._template.path(dump.rollout.id, file.rank), dump)
         with temporary_beside(path) as (temporary, opened):
             self._at_step(Step.BEGUN)
-            writer = HashingWriter(opened)
-            _save(file, writer)
+            with HashingWriter(opened) as writer:
+                _save(file, writer)
             settle(opened)
             entry = ManifestFile(name=path.name, rank=file.rank, sha256=writer.sha256(), size=writer.size)
             yield _Written(path=path, temporary=temporary, entry=entry)
