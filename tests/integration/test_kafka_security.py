@@ -148,7 +148,7 @@ def test_a_refused_login_is_one_sentence_without_the_secret(
     environment = _environments(secured_broker, tmp_path)[0][1] | change
     options = (f"--spool={tmp_path}", f"--bootstrap={secured_broker.sasl_address}")
     done = subprocess.run([*SHIP, *options], env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == 3, done.stderr
     (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("rollcast-ship:")]
     assert words in sentence
     assert secured_broker.sasl_address in sentence
@@ -159,7 +159,7 @@ def test_a_certificate_that_nobody_vouches_for_is_one_sentence(secured_broker: S
     environment = _login("PLAIN", SECURITY_PROTOCOL="SASL_SSL", SASL_PASSWORD=PASSWORD)
     options = (f"--spool={tmp_path}", f"--bootstrap={secured_broker.sasl_tls_address}")
     done = subprocess.run([*SHIP, *options], env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == 3, done.stderr
     assert "is not trusted" in done.stderr.splitlines()[-1]
     assert "ROLLCAST_TLS_CA_FILE" in done.stderr.splitlines()[-1]
 

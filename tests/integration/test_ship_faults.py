@@ -156,15 +156,12 @@ import asyncio, sys
 from pathlib import Path
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.sidecar import Sidecar
-from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.schemas.topics import Topics
 
-spool = SpoolFolder(Path(sys.argv[1]))
 config = ShipperConfig(
     bootstrap_servers=sys.argv[2], topics=Topics(sys.argv[3]), request_timeout_ms=1_000, delivery_timeout_ms=3_000
 )
-with spool.try_own(None) as lock:
-    asyncio.run(Sidecar(config, [(spool, lock)]).run())
+asyncio.run(Sidecar(config, [Path(sys.argv[1])]).run())
 """
 
 
