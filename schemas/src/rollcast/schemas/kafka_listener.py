@@ -59,7 +59,10 @@ async def find_listener(host: str, port: int, security: KafkaSecurity, timeout_s
                     if context is not None:
                         return Listener(tls=True)
                 finally:
-                    writer.close()
+                    # Not closed in order: TLS would wait for the other side.
+                    writer.transport.abort()
+                    with contextlib.suppress(*_NO_KAFKA):
+                        await writer.wait_closed()
     return None
 
 

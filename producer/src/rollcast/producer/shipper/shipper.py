@@ -12,6 +12,7 @@ from pathlib import Path
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from rollcast.producer.errors import ShipperError, SpoolError
+from rollcast.producer.shipper.claims import MAX_DEATHS, Claims
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.cut import cut
 from rollcast.producer.shipper.delivery import BundleDelivery, Delivery
@@ -19,7 +20,7 @@ from rollcast.producer.shipper.refusal import refusal_of
 from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.shipper.topic import RecordsTopic, part_limit
 from rollcast.producer.spool.folder import SpoolFolder
-from rollcast.producer.spool.read import read_bundle
+from rollcast.producer.spool.read import read_bundle, read_closing_event
 from rollcast.schemas.errors import ContractError
 from rollcast.schemas.events import DpShard
 from rollcast.schemas.framing import encode
@@ -74,6 +75,7 @@ class Shipper:
         self._part_bytes: dict[Path, int] = {}
         self._tries: Counter[Path] = Counter()
         self._troubles: Counter[Path] = Counter()
+        self._claims = Claims()
 
     async def run(self) -> None:
         """Ships until cancelled, or until the spool is empty and no trainer uses it if so configured.
@@ -116,7 +118,7 @@ class Shipper:
     def _waiting(self) -> list[Path]:
         """Returns the bundles in rollout order; those that made trouble come last, so that they block nobody."""
         paths = [path for _, path in self._spool.bundles(self._config.destination)]
-        return sorted(paths, key=self._troubles.__getitem__)
+        return sorted(paths, key=lambda path: self._troubles[path] + self._claims.suspicion(path))
 
     def _finished(self) -> bool:
         # The order matters: a trainer that commits its last bundle and leaves must not be missed.
@@ -151,7 +153,7 @@ class Shipper:
                     before = self.stats.bundles
                     await self._ship_all(delivery, paths, part_limit(self._config, limit), shipments)
                     if self.stats.bundles == before:
-                        raise OSError("none of its bundles can be read or removed now")
+                        raise OSError("none of its bundles can be had, read or removed now")
                     paths = await asyncio.to_thread(self._waiting)
         except KafkaError:
             # Their own errors, noted even where another bundle's ended the client: each decides for its bundle alone.
@@ -176,6 +178,10 @@ class Shipper:
         closing: set[asyncio.Task[None]] = set()
         try:
             for path in paths:
+                # Should its shipper die again, no other bundle must look guilty.
+                most_open = 1 if self._claims.deaths(path) else self._config.max_open_bundles
+                while len(closing) >= most_open:
+                    closing = await _one_done(closing)
                 shipment = _Shipment(
                     path, min(part_bytes, self._part_bytes.get(path, part_bytes)), BundleDelivery(delivery)
                 )
@@ -184,7 +190,8 @@ class Shipper:
                     closing.add(asyncio.create_task(self._close(shipment, shipments), name=f"close-{path.name}"))
                 else:
                     shipments.remove(shipment)
-                while len(closing) >= self._config.max_open_bundles:
+                    self._claims.give_back(path)
+                while len(closing) >= most_open:
                     closing = await _one_done(closing)
             while closing:
                 closing = await _one_done(closing)
@@ -192,6 +199,7 @@ class Shipper:
             for task in closing:
                 task.cancel()
             await asyncio.gather(*closing, return_exceptions=True)
+            self._claims.give_all_back()
 
     async def _send_parts(self, shipment: _Shipment) -> bool:
         """Sends all of a bundle but its closing event; returns whether that is to follow."""
@@ -199,6 +207,14 @@ class Shipper:
         digests: list[bytes] = []
         part_counts: list[int] = []
         try:
+            deaths = self._claims.deaths(path)
+            if not await asyncio.to_thread(self._claims.take, path):
+                _log.info("bundle %s is on its way with another shipper", path)
+                return False
+            if deaths >= MAX_DEATHS:
+                # Only once: it may be what they died of.
+                shard = await asyncio.to_thread(read_closing_event, path) if deaths == MAX_DEATHS else None
+                raise SpoolError(f"{deaths} shippers died while it was on its way")
             bundle = await asyncio.to_thread(read_bundle, path)
             shard = bundle.shard
             if shipment.part_bytes < MIN_PART_BYTES:
@@ -260,6 +276,7 @@ class Shipper:
         _log.error("bundle %s cannot be shipped and was set aside in %s: %s", path, aside, reason)
 
     def _forget(self, path: Path) -> None:
+        self._claims.give_back(path)
         self._part_bytes.pop(path, None)
         del self._tries[path], self._troubles[path]
 
