@@ -231,7 +231,11 @@ def test_every_command_tells_what_the_listener_speaks(
 
 
 def test_a_trainer_with_the_right_settings_gets_past_a_shipper_with_wrong_ones(
-    secured_broker: SecuredBroker, tmp_path: Path, prefix: str, monkeypatch: pytest.MonkeyPatch
+    secured_broker: SecuredBroker,
+    tmp_path: Path,
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def publisher() -> Publisher:
         return Publisher(
@@ -243,13 +247,14 @@ def test_a_trainer_with_the_right_settings_gets_past_a_shipper_with_wrong_ones(
     # Both live: the wrong one goes on starting shippers, and the right one must come in between.
     wrong = publisher()
     wrong.publish(0, small_shard(0))
-    wait_until(lambda: "PLAINTEXT was tried" in _text(tmp_path / "shipper.log"))
+    wait_until(lambda: _text(tmp_path / "shipper.log").count("PLAINTEXT was tried") >= 2)
     for name, value in _environments(secured_broker, tmp_path)[0][1].items():
         monkeypatch.setenv(name, value)
     right = publisher()
     right.publish(1, small_shard(1))
     assert right.close(60)
     assert wrong.close(60)
+    assert caplog.text.count("rollcast-ship ended with status 3: rollcast-ship: Kafka at") == 1
 
 
 def _text(path: Path) -> str:

@@ -3,6 +3,8 @@
 import errno
 import os
 import signal
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 
@@ -58,12 +60,14 @@ def test_a_bundle_that_has_gone_cannot_be_had(tmp_path: Path) -> None:
 def test_the_bundles_of_a_killed_process_show_it(tmp_path: Path) -> None:
     bundle = tmp_path / "0-a1-dp0"
     bundle.mkdir()
+    program = f"""
+import os, pathlib
+from rollcast.producer.shipper.claims import Claims
+assert Claims().take(pathlib.Path({str(bundle)!r}))
+os.kill(os.getpid(), {signal.SIGKILL})
+"""
     for deaths in (1, 2, 3):
-        child = os.fork()
-        if not child:
-            Claims().take(bundle)
-            os.kill(os.getpid(), signal.SIGKILL)
-        os.waitpid(child, 0)
+        assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
         assert Claims().deaths(bundle) == deaths
     assert Claims().suspicion(bundle) == 1
 

@@ -98,7 +98,8 @@ async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mecha
     tls = writer.get_extra_info("ssl_object") is not None
     if error == _ILLEGAL_SASL_STATE:
         return Listener(tls=tls, sasl=False)
-    mechanisms, at = [], 10
+    mechanisms: list[str] = []
+    at = 10
     while len(mechanisms) < count:
         (length,) = struct.unpack_from(">h", answer, at)
         mechanisms.append(answer[at + 2 : at + 2 + length].decode())

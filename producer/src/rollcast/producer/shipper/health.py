@@ -18,6 +18,7 @@ class Health:
         topic: knows whether Kafka has let this process in.
         spools: those that are being shipped; may grow.
         loop: in which the shippers run.
+        loop_timeout_s: it hangs when it does not answer for so long.
     """
 
     def __init__(
@@ -25,17 +26,19 @@ class Health:
         topic: RecordsTopic,
         spools: Sequence[tuple[SpoolFolder, ShipperStats]],
         loop: asyncio.AbstractEventLoop,
+        loop_timeout_s: float = _LOOP_TIMEOUT_S,
     ) -> None:
-        self._topic, self._spools, self._loop = topic, spools, loop
+        self._topic, self._spools = topic, spools
+        self._loop, self._loop_timeout_s = loop, loop_timeout_s
 
     def live_problems(self) -> list[str]:
         """Returns why a restart might help: settings that Kafka refuses are read anew, and what hangs ends."""
         answer = Future[None]()
         self._loop.call_soon_threadsafe(answer.set_result, None)
         try:
-            answer.result(_LOOP_TIMEOUT_S)
+            answer.result(self._loop_timeout_s)
         except TimeoutError:
-            return [f"it has done nothing for {_LOOP_TIMEOUT_S:g} s"]
+            return [f"it has done nothing for {self._loop_timeout_s:g} s"]
         return [stats.trouble for _, stats in self._spools if stats.is_refused and stats.trouble]
 
     def ready_problems(self) -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app, start_http_server
 
 from rollcast.producer.errors import ShipperError
 from rollcast.producer.shipper.health import Health
@@ -35,7 +35,7 @@ def serving(host: str, port: int | None, health: Health, registry: CollectorRegi
         ) from exc
     _log.info("metrics and health at http://%s:%d", host, server.server_port)
     # The library's answers every path with the metrics.
-    server.set_app(_with_health(server.get_app(), health))
+    server.set_app(_with_health(make_wsgi_app(registry), health))
     try:
         yield
     finally:
