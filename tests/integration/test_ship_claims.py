@@ -1,6 +1,7 @@
 """One shipper at a bundle, and bundles that kill shippers."""
 
 import errno
+import mmap
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.cut import cut_slot
 from rollcast.producer.spool import pages
 from rollcast.producer.spool.folder import SpoolFolder
+from rollcast.producer.spool.pages import require_readable
 from rollcast.producer.spool.read import TENSORS_NAME, read_bundle
 from rollcast.schemas import DpShard, Topics
 
@@ -131,25 +133,33 @@ async def test_a_bundle_at_which_some_shippers_died_goes_last_and_arrives(
     assert not differences(payload_in(events, 0), direct(0))
 
 
-_POPULATES = pytest.mark.skipif(
-    tuple(int(number) for number in os.uname().release.split(".")[:2]) < (5, 14),
-    reason="the kernel cannot look at pages without using them",
-)
-
-
-@_POPULATES
 def test_a_tensor_file_cut_short_while_it_is_mapped_is_an_error_and_no_signal(tmp_path: Path) -> None:
     publish(tmp_path, 0, shard=large_shard)
     ((_, path),) = SpoolFolder(tmp_path).bundles()
     bundle = read_bundle(path)
+    assert cut_slot(bundle.slots[0], 900_000).frames
     os.truncate(path / TENSORS_NAME, 10_000_000)
-    whole, lost = bundle.slots[0], bundle.slots[-2]
-    assert cut_slot(whole, 900_000).frames
     with pytest.raises(SpoolError, match="cut short"):
-        cut_slot(lost, 900_000)
+        cut_slot(bundle.slots[-2], 900_000)
 
 
-@_POPULATES
+@pytest.mark.skipif(
+    tuple(int(number) for number in os.uname().release.split(".")[:2]) < (5, 14),
+    reason="the kernel cannot look at pages without using them",
+)
+def test_pages_that_cannot_be_read_are_an_error_and_no_signal(tmp_path: Path) -> None:
+    file = tmp_path / "tensors"
+    file.write_bytes(bytes(100_000))
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
+        require_readable(mapping[:0])
+        with memoryview(mapping) as whole, whole[50_001:] as end, whole[:30_000] as begin:
+            require_readable(end)
+            os.truncate(file, 40_000)
+            require_readable(begin)
+            with pytest.raises(SpoolError, match="its disk cannot read it"):
+                require_readable(end)
+
+
 async def test_a_tensor_file_cut_short_on_its_way_is_set_aside_announced_and_ends_nobody(
     broker: Broker, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,16 +167,16 @@ async def test_a_tensor_file_cut_short_on_its_way_is_set_aside_announced_and_end
     publish(tmp_path, 1)
     (_, path), _ = SpoolFolder(tmp_path).bundles()
     looked = 0
-    look = pages.require_readable
+    look = pages.require_whole
 
-    def cut_short_after_the_digest(data: bytes | memoryview) -> None:
+    def cut_short_in_the_middle(data: bytes | memoryview) -> None:
         nonlocal looked
         looked += 1
         if looked == 10:
             os.truncate(path / TENSORS_NAME, 1_000)
         look(data)
 
-    monkeypatch.setattr("rollcast.producer.shipper.cut.require_readable", cut_short_after_the_digest)
+    monkeypatch.setattr("rollcast.producer.shipper.cut.require_whole", cut_short_in_the_middle)
     # One thread: what a second one is reading just then would still end the process; the next one finds the file short.
     with shipper(tmp_path, _config(broker, topics, compress_threads=1)) as ship:
         await ship.run()
@@ -182,4 +192,4 @@ def test_a_kernel_that_cannot_look_at_pages_is_no_error(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(pages, "_libc", OldKernel())
     monkeypatch.setattr("ctypes.get_errno", lambda: errno.EINVAL)
-    pages.require_readable(b"some bytes")
+    require_readable(b"some bytes")

@@ -7,7 +7,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from rollcast.producer.errors import SpoolError
-from rollcast.producer.spool.pages import require_readable
+from rollcast.producer.spool.pages import require_whole
 from rollcast.producer.spool.read import Bundle
 from rollcast.schemas.errors import ContractError
 from rollcast.schemas.events import SamplePart, TensorSlice
@@ -77,7 +77,7 @@ def cut_slot(slot: SamplePart, max_part_bytes: int) -> SlotFrames:
     try:
         for column in slot.columns:
             if isinstance(column.value, TensorSlice):
-                require_readable(column.value.data)
+                require_whole(column.value.data)
         columns = pack_large_values(slot.columns)
         frames = [encode(part) for part in split(slot, columns, max_part_bytes)]
         return SlotFrames(content_digest(columns), frames)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -100,9 +101,9 @@ class Sidecar:
 
     def _is_there(self, folder: Path) -> bool:
         """Tells whether a folder is there; one that nobody will make while this process runs must be."""
-        if folder.is_dir():
+        if _is_folder(folder):
             return True
-        if folder.exists() or self._config.stop_with_trainers:
+        if os.path.lexists(folder) or self._config.stop_with_trainers:
             raise ShipperError(f"spool {folder} is no folder; give the spool_dir of the publisher")
         return False
 
@@ -133,7 +134,7 @@ class Sidecar:
         # Looking, not inotify: it must work on every file system that containers share.
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            if not await asyncio.to_thread(folder.is_dir):
+            if not await asyncio.to_thread(_is_folder, folder):
                 continue
             try:
                 own = await self._own(folder)
@@ -145,3 +146,8 @@ class Sidecar:
             if own is not None:
                 _log.info("spool %s is there", folder)
             return own
+
+
+def _is_folder(path: Path) -> bool:
+    # Not Path.is_dir, which raises where a folder above may not be looked into.
+    return os.path.isdir(path)  # noqa: PTH112

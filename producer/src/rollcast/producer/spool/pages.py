@@ -12,6 +12,17 @@ _MADV_POPULATE_READ = 22
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
+def require_whole(data: bytes | memoryview) -> None:
+    """Returns if the file that data is mapped from, if any, is still as long as it was; costs next to nothing.
+
+    Raises:
+        SpoolError: it was cut short.
+    """
+    mapping = data.obj if isinstance(data, memoryview) else None
+    if isinstance(mapping, mmap.mmap) and mapping.size() < len(mapping):
+        raise SpoolError(f"its tensor file was cut short while it was read: {mapping.size()} of {len(mapping)} bytes")
+
+
 def require_readable(data: bytes | memoryview) -> None:
     """Brings the pages of a mapped file into memory, so that reading them cannot fail right afterwards.
 
@@ -30,4 +41,4 @@ def require_readable(data: bytes | memoryview) -> None:
         ctypes.c_int(_MADV_POPULATE_READ),
     )
     if failed and ctypes.get_errno() == errno.EFAULT:
-        raise SpoolError("its tensor file was cut short while it was read, or the disk cannot read it")
+        raise SpoolError("its tensor file was cut short while it was read, or its disk cannot read it")
