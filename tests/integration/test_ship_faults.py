@@ -23,9 +23,11 @@ from fixtures.kafka_proxy import KafkaProxy, swallowed, with_error
 from fixtures.shipping import closed, direct, large_shard, publish, ship_process, shipper, small_shard
 from fixtures.topic import payload_in, read_until
 from rollcast.consumer.broker import Broker
+from rollcast.consumer.broker._ports import free_ports
 from rollcast.consumer.difference import differences
 from rollcast.producer.errors import ShipperRefusedError
 from rollcast.producer.shipper.config import ShipperConfig
+from rollcast.producer.shipper.sidecar import Sidecar
 from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.schemas import DpShard, Event, SamplePart, Topics
 
@@ -194,6 +196,27 @@ async def test_a_refused_shipper_makes_room_for_the_one_that_a_trainer_can_start
             with SpoolFolder(tmp_path).register_trainer(), pytest.raises(ShipperRefusedError, match="write to topic"):
                 await running
     assert len(SpoolFolder(tmp_path).bundles()) == 1
+
+
+async def test_a_sidecar_that_kafka_refuses_when_it_first_answers_ends_whole_and_gives_all_spools_back(
+    broker: Broker, topics: Topics, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spools = [tmp_path / name for name in ("one", "two")]
+    for spool in spools:
+        publish(spool, 0)
+    (port,) = free_ports(1)
+    config = ShipperConfig(bootstrap_servers=f"127.0.0.1:{port}", topics=topics, create_topics=False, retry_max_s=0.2)
+    running = asyncio.create_task(Sidecar(config, spools).run())
+    await until(lambda: all(f"bundles wait in {spool}" in caplog.text for spool in spools))
+    async with KafkaProxy(broker.bootstrap_servers, port=port):
+        with pytest.raises(ShipperRefusedError, match="does not exist"):
+            await running
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "ship-spool"]
+    for spool in spools:
+        assert len(SpoolFolder(spool).bundles()) == 1
+        lock = SpoolFolder(spool).try_own(None)
+        assert lock is not None
+        lock.close()
 
 
 async def test_a_shipper_of_a_trainer_ends_when_the_spool_is_removed(

@@ -3,12 +3,12 @@
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from aiokafka.errors import KafkaError
 
@@ -94,9 +94,8 @@ class Sidecar:
                 await self._topic.prepare()
             except (KafkaError, OSError) as exc:
                 _log.warning("Kafka at %s does not answer yet (%s); bundles wait", config.bootstrap_servers, exc)
-            # Not a TaskGroup: a shipper ends only when it is done, or by what should end all.
             with Summary(self._shipping):
-                await asyncio.gather(*(self._ship(folder, own, threads) for folder, own in owned.items()))
+                await _all([self._ship(folder, own, threads) for folder, own in owned.items()])
             _log.info("no spool has bundles or trainers any more")
 
     def _is_there(self, folder: Path) -> bool:
@@ -146,6 +145,17 @@ class Sidecar:
             if own is not None:
                 _log.info("spool %s is there", folder)
             return own
+
+
+async def _all(shipping: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Returns when all have ended; what one raises, and no group of it, ends the others."""
+    tasks = [asyncio.create_task(each, name="ship-spool") for each in shipping]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _is_folder(path: Path) -> bool:
