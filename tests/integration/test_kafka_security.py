@@ -3,8 +3,10 @@
 import asyncio
 import os
 import subprocess
+import sys
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,15 +14,18 @@ import pytest
 from fixtures.installation import until
 from fixtures.secured_broker import PASSWORD, USER, SecuredBroker
 from fixtures.shipping import SHIP, closed, direct, publish, ship_process, shipper, small_shard
+from fixtures.spool_programs import wait_until
 from fixtures.topic import payload_in, read_until
 from rollcast.consumer import ConsumeConfig, Daemon
 from rollcast.consumer.difference import differences
 from rollcast.consumer.dump_file import load_dump
 from rollcast.consumer.rebuilding import rebuild
 from rollcast.producer import Publisher, PublisherConfig
+from rollcast.producer.errors import ShipperRefusedError
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.schemas import Topics
+from rollcast.schemas.kafka_access import KafkaRefusedError, explain
 from rollcast.schemas.kafka_security import read_kafka_security
 
 
@@ -148,7 +153,7 @@ def test_a_refused_login_is_one_sentence_without_the_secret(
     environment = _environments(secured_broker, tmp_path)[0][1] | change
     options = (f"--spool={tmp_path}", f"--bootstrap={secured_broker.sasl_address}")
     done = subprocess.run([*SHIP, *options], env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == 3, done.stderr
     (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("rollcast-ship:")]
     assert words in sentence
     assert secured_broker.sasl_address in sentence
@@ -159,31 +164,140 @@ def test_a_certificate_that_nobody_vouches_for_is_one_sentence(secured_broker: S
     environment = _login("PLAIN", SECURITY_PROTOCOL="SASL_SSL", SASL_PASSWORD=PASSWORD)
     options = (f"--spool={tmp_path}", f"--bootstrap={secured_broker.sasl_tls_address}")
     done = subprocess.run([*SHIP, *options], env=environment, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == 3, done.stderr
     assert "is not trusted" in done.stderr.splitlines()[-1]
     assert "ROLLCAST_TLS_CA_FILE" in done.stderr.splitlines()[-1]
 
 
-def test_a_listener_without_tls_is_waited_for_with_a_hint(secured_broker: SecuredBroker, tmp_path: Path) -> None:
-    environment = _login("PLAIN", SECURITY_PROTOCOL="SASL_SSL", SASL_PASSWORD=PASSWORD)
-    with ship_process(f"--spool={tmp_path}", f"--bootstrap={secured_broker.sasl_address}", env=environment) as ship:
-        assert ship.stderr is not None
-        while "does not answer yet" not in (line := ship.stderr.readline()):
-            assert line, "the shipper ended"
-    assert "check ROLLCAST_SECURITY_PROTOCOL" in line
+def _mismatches(secured: SecuredBroker, folder: Path) -> list[tuple[str, dict[str, str], tuple[str, ...]]]:
+    in_clear = _login("PLAIN", SECURITY_PROTOCOL="SASL_PLAINTEXT", SASL_PASSWORD=PASSWORD)
+    over_tls = _environments(secured, folder)[2][1]
+    no_login = _environment(SECURITY_PROTOCOL="SSL", TLS_CA_FILE=str(secured.authority))
+    set_mechanism = "ROLLCAST_SASL_MECHANISM to "
+    return [
+        (secured.sasl_address, _environment(), ("speaks SASL_PLAINTEXT, and PLAINTEXT was tried", set_mechanism)),
+        (secured.sasl_tls_address, _environment(), ("speaks SASL_SSL, and PLAINTEXT was tried", set_mechanism)),
+        (secured.tls_address, _environment(), ("speaks SSL or SASL_SSL, and PLAINTEXT", "ROLLCAST_TLS_CA_FILE")),
+        (secured.plain_address, in_clear, ("speaks PLAINTEXT, and SASL_PLAINTEXT was tried",)),
+        (secured.plain_address, over_tls, ("speaks PLAINTEXT, and SASL_SSL was tried",)),
+        (secured.sasl_address, over_tls, ("speaks SASL_PLAINTEXT, and SASL_SSL was tried",)),
+        (secured.sasl_tls_address, no_login, ("speaks SASL_SSL, and SSL was tried", set_mechanism)),
+        (secured.sasl_tls_address, in_clear, ("speaks SASL_SSL, and SASL_PLAINTEXT was tried",)),
+    ]
 
 
-async def test_a_login_refused_later_is_waited_for(secured_broker: SecuredBroker, tmp_path: Path, prefix: str) -> None:
+def test_settings_for_another_kind_of_listener_are_told_in_one_sentence(
+    secured_broker: SecuredBroker, tmp_path: Path
+) -> None:
+    for address, environment, words in _mismatches(secured_broker, tmp_path):
+        with pytest.raises(KafkaRefusedError) as refused:
+            asyncio.run(explain(address, read_kafka_security(environment)))
+        for each in (address, "set ROLLCAST_SECURITY_PROTOCOL to", *words):
+            assert each in str(refused.value)
+
+
+def test_a_mechanism_that_the_listener_lacks_is_told_with_those_it_has(
+    secured_broker: SecuredBroker, tmp_path: Path
+) -> None:
+    environment = _environments(secured_broker, tmp_path)[2][1]
+    security = replace(read_kafka_security(environment), sasl_mechanism="SCRAM-SHA-256")
+    with pytest.raises(KafkaRefusedError, match=r"does not offer SCRAM-SHA-256: .* PLAIN or SCRAM-SHA-512"):
+        asyncio.run(explain(secured_broker.sasl_tls_address, security))
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        (["rollcast.producer.shipper.cli", "--spool={folder}", "--bootstrap={address}"], 3),
+        (["rollcast.consumer.cli", "consume", "--dump-path={folder}/{{run_id}}/{{rollout_id}}.pt"], 2),
+        (["rollcast.consumer.cli", "rebuild", "--dump-path={folder}/{{run_id}}/{{rollout_id}}.pt"], 2),
+    ],
+    ids=["rollcast-ship", "consume", "rebuild"],
+)
+def test_every_command_tells_what_the_listener_speaks(
+    secured_broker: SecuredBroker, tmp_path: Path, command: list[str], status: int
+) -> None:
+    address = secured_broker.sasl_address
+    options = [word.format(folder=tmp_path, address=address) for word in command]
+    if status == 2:
+        options.append(f"--bootstrap={address}")
+    if "rebuild" in command:
+        options += ["--run=run", "--rollout=0"]
+    done = subprocess.run(
+        [sys.executable, "-m", *options], env=_environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == status, done.stderr
+    assert f"Kafka at {address} speaks SASL_PLAINTEXT, and PLAINTEXT was tried" in done.stderr.splitlines()[-1]
+
+
+def test_a_trainer_with_the_right_settings_gets_past_a_shipper_with_wrong_ones(
+    secured_broker: SecuredBroker,
+    tmp_path: Path,
+    prefix: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def publisher() -> Publisher:
+        return Publisher(
+            PublisherConfig(
+                run_id="run", spool_dir=tmp_path, bootstrap_servers=secured_broker.sasl_address, topic_prefix=prefix
+            )
+        )
+
+    # Both live: the wrong one goes on starting shippers, and the right one must come in between.
+    wrong = publisher()
+    wrong.publish(0, small_shard(0))
+    wait_until(lambda: _text(tmp_path / "shipper.log").count("PLAINTEXT was tried") >= 2)
+    for name, value in _environments(secured_broker, tmp_path)[0][1].items():
+        monkeypatch.setenv(name, value)
+    right = publisher()
+    right.publish(1, small_shard(1))
+    assert right.close(60)
+    assert wrong.close(60)
+    assert caplog.text.count("rollcast-ship ended with status 3: rollcast-ship: Kafka at") == 1
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
+async def test_a_login_refused_later_is_waited_for_and_shown(
+    secured_broker: SecuredBroker, tmp_path: Path, prefix: str
+) -> None:
     # A broker that forgets its users for a while must not end a shipper that has worked.
+    environment = _environments(secured_broker, tmp_path)[1][1]
+    config = ShipperConfig(
+        bootstrap_servers=secured_broker.sasl_address,
+        topics=Topics(prefix),
+        security=read_kafka_security(environment),
+        retry_max_s=0.5,
+    )
+    with shipper(tmp_path, config) as ship:
+        running = asyncio.create_task(ship.run())
+        publish(tmp_path, 0)
+        await until(lambda: ship.stats.shipped_bundles == 1)
+        await asyncio.to_thread(secured_broker.forget_users, 256)
+        try:
+            publish(tmp_path, 1)
+            await until(lambda: ship.stats.is_refused)
+            assert "does not accept user 'trainer'" in (ship.stats.trouble or "")
+            assert not running.done()
+        finally:
+            await asyncio.to_thread(secured_broker.know_users, 256)
+        await until(lambda: ship.stats.shipped_bundles == 2)
+        assert not ship.stats.is_refused
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_shipper_that_was_never_let_in_ends_when_it_is_refused(
+    secured_broker: SecuredBroker, tmp_path: Path, prefix: str
+) -> None:
     environment = _login("PLAIN", SECURITY_PROTOCOL="SASL_PLAINTEXT", SASL_PASSWORD="wrong-secret")  # noqa: S106
     config = ShipperConfig(
         bootstrap_servers=secured_broker.sasl_address, topics=Topics(prefix), security=read_kafka_security(environment)
     )
     publish(tmp_path, 0)
-    with shipper(tmp_path, config) as ship:
-        running = asyncio.create_task(ship.run())
-        await until(lambda: ship.stats.kafka_errors == 1)
-        assert not running.done()
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
+    with shipper(tmp_path, config) as ship, pytest.raises(ShipperRefusedError, match="does not accept user"):
+        await ship.run()
     assert SpoolFolder(tmp_path).bundles()

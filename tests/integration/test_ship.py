@@ -200,7 +200,7 @@ def test_a_spool_has_one_shipper(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--spool=/nonexistent/spool", "--bootstrap=x:1"], "/nonexistent/spool is no folder"),
+        (["--spool=/nonexistent/spool", "--bootstrap=x:1", "--stop-with-trainers"], "/nonexistent/spool is no folder"),
         (["--spool=.", "--bootstrap="], "ROLLCAST_BOOTSTRAP_SERVERS"),
         (["--spool=.", "--bootstrap=x:1", "--topic-prefix=a b"], "topic prefix 'a b'"),
         (["--spool=.", "--bootstrap=x:1", "--max-part-bytes=1"], "max_part_bytes is 1"),

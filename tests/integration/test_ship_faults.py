@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,13 +23,17 @@ from fixtures.kafka_proxy import KafkaProxy, swallowed, with_error
 from fixtures.shipping import closed, direct, large_shard, publish, ship_process, shipper, small_shard
 from fixtures.topic import payload_in, read_until
 from rollcast.consumer.broker import Broker
+from rollcast.consumer.broker._ports import free_ports
 from rollcast.consumer.difference import differences
+from rollcast.producer.errors import ShipperRefusedError
 from rollcast.producer.shipper.config import ShipperConfig
+from rollcast.producer.shipper.sidecar import Sidecar
 from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.schemas import DpShard, Event, SamplePart, Topics
 
 _OUT_OF_ORDER_SEQUENCE = 45
 _INVALID_RECORD = 87
+_TOPIC_AUTHORIZATION_FAILED = 29
 
 
 @pytest.fixture
@@ -151,20 +156,94 @@ async def test_a_bundle_that_the_broker_always_refuses_goes_last(
     assert order == [1, 2, 0]
 
 
+async def test_a_write_that_is_not_allowed_is_told_shown_and_tried_again(
+    broker: Broker, topics: Topics, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    publish(tmp_path, 0)
+    allowed = False
+
+    async def answer_as_allowed(answer: bytes) -> bytes:
+        return answer if allowed else with_error(answer, _TOPIC_AUTHORIZATION_FAILED)
+
+    async with KafkaProxy(broker.bootstrap_servers, answer_as_allowed) as proxy:
+        with shipper(tmp_path, _config(proxy, topics, retry_max_s=0.2)) as ship:
+            running = asyncio.create_task(ship.run())
+            await until(lambda: ship.stats.kafka_errors >= 3)
+            assert ship.stats.is_refused
+            assert not running.done()
+            allowed = True
+            await running
+    assert (ship.stats.shipped_bundles, ship.stats.is_refused) == (1, False)
+    assert caplog.text.count(f"does not let this client write to topic {topics.records}") == 1
+
+
+async def test_a_refused_shipper_makes_room_for_the_one_that_a_trainer_can_start(
+    broker: Broker, topics: Topics, tmp_path: Path
+) -> None:
+    publish(tmp_path, 0)
+
+    async def refuse(answer: bytes) -> bytes:
+        return with_error(answer, _TOPIC_AUTHORIZATION_FAILED)
+
+    async with KafkaProxy(broker.bootstrap_servers, refuse) as proxy:
+        config = _config(proxy, topics, retry_max_s=0.2, only_matching_runs=True)
+        SpoolFolder(tmp_path).set_destination("run", config.destination or "")
+        with shipper(tmp_path, config) as ship:
+            running = asyncio.create_task(ship.run())
+            # As long as nobody could follow it stays.
+            await until(lambda: ship.stats.kafka_errors >= 2)
+            assert not running.done()
+            with SpoolFolder(tmp_path).register_trainer(), pytest.raises(ShipperRefusedError, match="write to topic"):
+                await running
+    assert len(SpoolFolder(tmp_path).bundles()) == 1
+
+
+async def test_a_sidecar_that_kafka_refuses_when_it_first_answers_ends_whole_and_gives_all_spools_back(
+    broker: Broker, topics: Topics, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    spools = [tmp_path / name for name in ("one", "two")]
+    for spool in spools:
+        publish(spool, 0)
+    (port,) = free_ports(1)
+    config = ShipperConfig(bootstrap_servers=f"127.0.0.1:{port}", topics=topics, create_topics=False, retry_max_s=0.2)
+    running = asyncio.create_task(Sidecar(config, spools).run())
+    await until(lambda: all(f"bundles wait in {spool}" in caplog.text for spool in spools))
+    async with KafkaProxy(broker.bootstrap_servers, port=port):
+        with pytest.raises(ShipperRefusedError, match="does not exist"):
+            await running
+    assert not [task for task in asyncio.all_tasks() if task.get_name() == "ship-spool"]
+    for spool in spools:
+        assert len(SpoolFolder(spool).bundles()) == 1
+        lock = SpoolFolder(spool).try_own(None)
+        assert lock is not None
+        lock.close()
+
+
+async def test_a_shipper_of_a_trainer_ends_when_the_spool_is_removed(
+    broker: Broker, topics: Topics, tmp_path: Path
+) -> None:
+    spool = tmp_path / "spool"
+    publish(spool, 0)
+    config = ShipperConfig(bootstrap_servers=broker.bootstrap_servers, topics=topics, stop_with_trainers=True)
+    with SpoolFolder(spool).register_trainer(), shipper(spool, config) as ship:
+        running = asyncio.create_task(ship.run())
+        await until(lambda: ship.stats.shipped_bundles == 1)
+        shutil.rmtree(spool)
+        async with asyncio.timeout(10):
+            await running
+
+
 _MEASURED = """
 import asyncio, sys
 from pathlib import Path
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.sidecar import Sidecar
-from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.schemas.topics import Topics
 
-spool = SpoolFolder(Path(sys.argv[1]))
 config = ShipperConfig(
     bootstrap_servers=sys.argv[2], topics=Topics(sys.argv[3]), request_timeout_ms=1_000, delivery_timeout_ms=3_000
 )
-with spool.try_own(None) as lock:
-    asyncio.run(Sidecar(config, [(spool, lock)]).run())
+asyncio.run(Sidecar(config, [Path(sys.argv[1])]).run())
 """
 
 

@@ -1,26 +1,27 @@
 """`rollcast-ship` over several spools, what it checks at start, and what it tells Prometheus."""
 
 import asyncio
-import json
 import os
 import signal
 import subprocess
 import sys
-import urllib.request
 import uuid
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from prometheus_client.parser import text_string_to_metric_families
 
+from fixtures.installation import until
 from fixtures.shipping import SHIP, closed, direct, publish, ship_process
 from fixtures.topic import payload_in, read_until
 from rollcast.consumer.broker import Broker
-from rollcast.consumer.broker._ports import free_ports
 from rollcast.consumer.difference import differences
+from rollcast.producer.shipper.cli import main
+from rollcast.producer.shipper.stats import ShipperStats
+from rollcast.producer.shipper.summary import Summary
 from rollcast.producer.spool.folder import SpoolFolder
 
 
@@ -72,6 +73,70 @@ async def test_a_spool_that_somebody_else_ships_is_left_to_them(broker: Broker, 
     assert not SpoolFolder(free).bundles()
 
 
+async def test_a_spool_that_is_not_there_yet_is_waited_for_while_the_others_are_shipped(
+    broker: Broker, tmp_path: Path, prefix: str
+) -> None:
+    (there,) = _spools(tmp_path, 1)
+    later = tmp_path / "later" / "spool"
+    options = (f"--spool={later}", f"--spool={there}", f"--topic-prefix={prefix}")
+    with ship_process(*options, f"--bootstrap={broker.bootstrap_servers}") as ship:
+        await read_until(broker.bootstrap_servers, f"{prefix}.records", closed(0))
+        assert not later.exists()
+        publish(later, 1)
+        await read_until(broker.bootstrap_servers, f"{prefix}.records", closed(0, 1))
+        ship.send_signal(signal.SIGTERM)
+        assert ship.stderr is not None
+        log = await asyncio.to_thread(ship.stderr.read)
+        assert ship.wait(10) == 0
+    assert log.count(f"spool {later} is not there yet") == 1
+
+
+async def test_the_log_tells_what_is_shipped_where_and_why_it_ends(broker: Broker, tmp_path: Path, prefix: str) -> None:
+    spools = _spools(tmp_path, 2)
+    options = (*(f"--spool={spool}" for spool in spools), f"--topic-prefix={prefix}", "--stop-with-trainers")
+    with ship_process(*options, f"--bootstrap={broker.bootstrap_servers}") as ship:
+        assert ship.stderr is not None
+        log = await asyncio.to_thread(ship.stderr.read)
+        assert ship.wait(10) == 0
+    named = ", ".join(str(spool) for spool in spools)
+    assert (
+        f"rollcast {version('rollcast')} ships {named} to topic {prefix}.records at {broker.bootstrap_servers}" in log
+    )
+    assert "shipped in all: 2 bundles of" in log
+    assert "no spool has bundles or trainers any more" in log
+
+
+async def test_a_minute_in_which_something_was_shipped_is_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    stats = ShipperStats()
+    publish(tmp_path, 0)
+    with Summary([(SpoolFolder(tmp_path), stats)], every_s=0.05):
+        stats.shipped_bundles, stats.shipped_bytes, stats.wire_bytes = 3, 30_000_000, 10_000_000
+        await until(lambda: "MB/s; 1 wait" in caplog.text)
+        stats.shipped_bundles, stats.shipped_bytes = 4, 31_000_000
+        await until(lambda: caplog.text.count("MB/s; 1 wait") == 2)
+    assert caplog.text.count("shipped: 3 bundles of 30.0 MB, as 10.0 MB on the wire") == 1
+    assert caplog.text.count("shipped: 1 bundles of 1.0 MB, as 0.0 MB on the wire") == 1
+    assert caplog.text.count("shipped in all: 4 bundles of 31.0 MB") == 1
+
+
+def test_help_tells_every_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for words in (
+        "largest record (default: 921600)",
+        "threads that cut and compress (default: 2)",
+        "(default: rollcast)",
+        "(default: --create-topics)",
+        "(default: 127.0.0.1)",
+        "Exit status: 0 told to stop, or done; 2",
+    ):
+        assert words in shown
+
+
 def test_sigterm_ends_all_spools_within_a_bound_and_gives_them_back(tmp_path: Path) -> None:
     spools = _spools(tmp_path, 3)
     with ship_process(*(f"--spool={spool}" for spool in spools), "--bootstrap=127.0.0.1:1") as ship:
@@ -118,8 +183,8 @@ def test_a_topic_that_may_not_be_created_is_one_sentence(broker: Broker, tmp_pat
     done = subprocess.run(
         [*SHIP, *options, "--no-create-topics"], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    assert done.returncode == 3
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("rollcast-ship:")]
     assert f"topic {prefix}.records does not exist" in line
 
 
@@ -128,8 +193,8 @@ def test_a_topic_that_the_brokers_cannot_create_is_one_sentence(broker: Broker, 
     done = subprocess.run(
         [*SHIP, *options, "--replication-factor=5"], capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
+    assert done.returncode == 3
+    (line,) = [line for line in done.stderr.splitlines() if line.startswith("rollcast-ship:")]
     assert f"topic {prefix}.records cannot be created: InvalidReplicationFactorError" in line
 
 
@@ -152,55 +217,6 @@ async def test_a_topic_that_endangers_records_is_warned_about_once(broker: Broke
         assert ship.wait(60) == 0
     for name, value in dangerous.items():
         assert log.count(f"topic {topic}: {name} is {value}") == 1
-
-
-async def test_prometheus_sees_the_shipper_the_spool_and_the_publishers(
-    broker: Broker, tmp_path: Path, prefix: str
-) -> None:
-    publish(tmp_path, 0)
-    told = {"run_id": "run", "rank": 3, "published": 7, "dropped": {"spool full": 2}, "bytes": 10, "stall_seconds": 0.5}
-    (tmp_path / ".stats-run-rank3.json").write_text(json.dumps(told | {"updated_at_ms": 1}))
-    (tmp_path / ".stats-run-rank4.json").write_text("garbage")
-    (port,) = free_ports(1)
-    options = (f"--spool={tmp_path}", f"--bootstrap={broker.bootstrap_servers}", f"--topic-prefix={prefix}")
-    with ship_process(*options, f"--metrics-port={port}") as ship:
-        assert ship.stderr is not None
-        while "shipped run/0-a" not in (line := await asyncio.to_thread(ship.stderr.readline)):
-            assert line, "the shipper ended"
-        text = await asyncio.to_thread(_get, f"http://127.0.0.1:{port}/metrics")
-        ship.send_signal(signal.SIGTERM)
-        assert await asyncio.to_thread(ship.wait, 10) == 0
-    samples = {
-        (sample.name, sample.labels.get("reason"), sample.labels.get("rank")): sample.value
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-    }
-    assert samples["rollcast_ship_shipped_bundles_total", None, None] == 1
-    assert samples["rollcast_ship_records_total", None, None] == 9
-    assert samples["rollcast_ship_wire_bytes_total", None, None] > 1000
-    for counter in ("resent_bundles", "set_aside_bundles", "kafka_errors"):
-        assert samples[f"rollcast_ship_{counter}_total", None, None] == 0
-    assert samples["rollcast_spool_bundles", None, None] == 0
-    assert samples["rollcast_publish_published_total", None, "3"] == 7
-    assert samples["rollcast_publish_dropped_total", None, "3"] == 2
-    assert samples["rollcast_publish_dropped_by_reason_total", "spool full", "3"] == 2
-    assert samples["rollcast_publish_stall_seconds_total", None, "3"] == 0.5
-
-
-def _get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310  # an address of ours
-        text: str = answer.read().decode()
-    return text
-
-
-def test_a_taken_metrics_port_is_one_sentence(broker: Broker, tmp_path: Path, prefix: str) -> None:
-    port = broker.bootstrap_servers.rpartition(":")[2]
-    options = (f"--spool={tmp_path}", f"--bootstrap={broker.bootstrap_servers}", f"--topic-prefix={prefix}")
-    done = subprocess.run(
-        [*SHIP, *options, f"--metrics-port={port}"], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 2
-    assert "give another --metrics-port" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize("package", ["zstandard", "aiokafka"])

@@ -4,11 +4,13 @@ import asyncio
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import KafkaError, TopicAlreadyExistsError, for_code
+from aiokafka.conn import collect_hosts
+from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAlreadyExistsError, for_code
 
 from rollcast.consumer.config import ConsumeConfig
 from rollcast.consumer.errors import BrokerUnreachableError, ConsumeConfigError, TopicsError
 from rollcast.consumer.kafka_client import client_options
+from rollcast.schemas.kafka_access import explain
 
 _RETRY_AFTER_S = 0.5
 
@@ -18,6 +20,7 @@ async def prepare_topics(config: ConsumeConfig) -> None:
 
     Raises:
         BrokerUnreachableError: no broker answers within `connect_timeout_s`.
+        KafkaRefusedError: one answers and refuses the security settings.
         TopicsError: topics are missing, or could not be created.
     """
     problem: object = "no answer"
@@ -40,13 +43,19 @@ async def prepare_topics(config: ConsumeConfig) -> None:
 
 
 async def _connect(config: ConsumeConfig) -> Any:
-    admin = AIOKafkaAdminClient(**client_options(config), request_timeout_ms=int(config.connect_timeout_s * 1000))
     try:
-        await admin.start()
+        collect_hosts(config.bootstrap_servers)
     except ValueError as exc:
         raise ConsumeConfigError(
             f"bootstrap_servers is {config.bootstrap_servers!r}: {exc}; it needs host:port, comma-separated"
         ) from exc
+    admin = AIOKafkaAdminClient(**client_options(config), request_timeout_ms=int(config.connect_timeout_s * 1000))
+    try:
+        await admin.start()
+    except (KafkaConnectionError, ValueError):
+        await admin.close()
+        # Not chained: what an authenticator says may hold what it was given.
+        raise KafkaConnectionError(await explain(config.bootstrap_servers, config.security)) from None
     except BaseException:
         await admin.close()
         raise

@@ -10,6 +10,7 @@ __all__ = [
     "ProducerError",
     "RolloutDataError",
     "ShipperError",
+    "ShipperRefusedError",
     "SpoolError",
     "SpoolFullError",
 ]
@@ -41,3 +42,7 @@ class BundleExistsError(SpoolError):
 
 class ShipperError(ProducerError):
     """The shipper cannot start or go on; the message says what to change."""
+
+
+class ShipperRefusedError(ShipperError):
+    """Kafka answers and refuses this shipper, which waiting will hardly mend; one with other settings may do better."""

@@ -6,24 +6,22 @@ import logging
 import os
 import signal
 import sys
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import fields
 from pathlib import Path
-from typing import IO
 
-from rollcast.producer.errors import ProducerError, ShipperError
+from rollcast.producer.errors import ProducerError, ShipperRefusedError
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.sidecar import Sidecar
-from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.schemas.errors import ContractError
 from rollcast.schemas.kafka_log import OncePerMinute
 from rollcast.schemas.kafka_security import MECHANISMS, PROTOCOLS, KafkaSecurity, read_kafka_security
 from rollcast.schemas.topics import Topics
 
-_OWN_TRIES = 5
-_OWN_PAUSE_S = 0.1
+UNUSABLE, REFUSED = 2, 3
+"""Exit statuses: a setting or a spool cannot be used; Kafka refuses us or has no such topic."""
+
+_log = logging.getLogger("rollcast.ship")
 
 # What is not secret may also be a flag, which wins. A password never is: command lines are public.
 _SECURITY_FLAGS = {
@@ -36,7 +34,12 @@ _SECURITY_FLAGS = {
     "--tls-key-file": ("ROLLCAST_TLS_KEY_FILE", "PEM key of this client"),
 }
 
-
+_NUMBER_FLAGS = {
+    "--max-part-bytes": "largest record",
+    "--compress-threads": "threads that cut and compress",
+    "--partitions": "of a topic that is created",
+    "--replication-factor": "of a topic that is created",
+}
 _OTHER_FIELDS = {item.name for item in fields(ShipperConfig)} - {"bootstrap_servers", "topics", "security"}
 
 
@@ -51,33 +54,48 @@ def run(arguments: Sequence[str] | None) -> int:
             bootstrap_servers=options.bootstrap,
             topics=Topics(options.topic_prefix),
             security=_security(vars(options), os.environ),
-            **{name: value for name, value in vars(options).items() if name in _OTHER_FIELDS and value is not None},
+            **{name: value for name, value in vars(options).items() if name in _OTHER_FIELDS},
         )
         # Refuses files that cannot be read, before anything waits for a broker.
         config.security.client_options()
-        with ExitStack() as locks:
-            spools = _own_all(options.spool, config.destination, locks)
-            if spools:
-                asyncio.run(_run(config, spools))
+        asyncio.run(_run(config, options.spool))
     except (ProducerError, ContractError, ValueError) as exc:
-        _say(f"rollcast-ship: {exc}")
-        return 2
+        print(f"rollcast-ship: {exc}", file=sys.stderr)  # noqa: T201  # a command's output
+        return REFUSED if isinstance(exc, ShipperRefusedError) else UNUSABLE
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="rollcast-ship", description="Ships the bundles of spools to Kafka.")
+    parser = argparse.ArgumentParser(
+        prog="rollcast-ship",
+        description="Ships the bundles of spools to Kafka, until told to stop (SIGTERM, Ctrl-C).",
+        epilog=f"Exit status: 0 told to stop, or done; {UNUSABLE} a setting or a spool cannot be used; {REFUSED} Kafka "
+        "refuses the login, or has no such topic and may not create it. What is not shipped waits in its spool.",
+    )
     add = parser.add_argument
-    add("--spool", type=Path, action="append", required=True, help="folder that publishers write to; may be repeated")
-    add("--bootstrap", default=os.environ.get("ROLLCAST_BOOTSTRAP_SERVERS", ""), help="Kafka's address, host:port")
-    add("--topic-prefix", default="rollcast", help="first part of the topic names")
-    # From here on, what is not given is left to the defaults of ShipperConfig.
-    add("--max-part-bytes", type=int, help="largest record")
-    add("--compress-threads", type=int, help="threads that cut and compress")
-    add("--create-topics", action=argparse.BooleanOptionalAction, help="create the records topic where it is missing")
-    add("--partitions", type=int, help="of a topic that is created")
-    add("--replication-factor", type=int, help="of a topic that is created")
-    add("--metrics-port", type=int, help="serve Prometheus metrics on this port of 127.0.0.1")
+    add(
+        "--spool",
+        type=Path,
+        action="append",
+        required=True,
+        help="folder that publishers write to; may be repeated, and need not be there yet",
+    )
+    add(
+        "--bootstrap",
+        default=os.environ.get("ROLLCAST_BOOTSTRAP_SERVERS", ""),
+        help="Kafka's address, host:port (also ROLLCAST_BOOTSTRAP_SERVERS)",
+    )
+    add("--topic-prefix", default="rollcast", help="first part of the topic names (default: %(default)s)")
+    for flag, words in _NUMBER_FLAGS.items():
+        add(flag, type=int, default=_default(flag), help=f"{words} (default: %(default)s)")
+    add(
+        "--create-topics",
+        action=argparse.BooleanOptionalAction,
+        default=_default("--create-topics"),
+        help="create the records topic where it is missing (default: --create-topics)",
+    )
+    add("--metrics-port", type=int, help="serve /metrics, /healthz and /readyz here; 0: any free port (default: none)")
+    add("--metrics-host", default=_default("--metrics-host"), help="address to serve them at (default: %(default)s)")
     add("--only-matching-runs", action="store_true", help="ship only runs published for this address and prefix")
     add("--stop-with-trainers", action="store_true", help="end once the spools are empty and no trainer uses them")
     for flag, (variable, words) in _SECURITY_FLAGS.items():
@@ -85,49 +103,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _default(flag: str) -> object:
+    return next(item.default for item in fields(ShipperConfig) if item.name == flag.strip("-").replace("-", "_"))
+
+
 def _security(options: Mapping[str, str | None], environment: Mapping[str, str]) -> KafkaSecurity:
     flags = {name: value for name, _ in _SECURITY_FLAGS.values() if (value := options[name]) is not None}
     return read_kafka_security({**environment, **flags})
 
 
-def _own_all(folders: Sequence[Path], destination: str | None, locks: ExitStack) -> list[tuple[SpoolFolder, IO[bytes]]]:
-    """Returns the spools that had no shipper, with their locks, which `locks` closes too."""
-    owned = []
-    for folder in folders:
-        if not folder.is_dir():
-            raise ShipperError(f"spool {folder} is no folder; give the spool_dir of the publisher")
-        spool = SpoolFolder(folder)
-        lock = _own(spool, destination)
-        if lock is None:
-            _say(f"spool {folder} already has a shipper")
-        else:
-            owned.append((spool, locks.enter_context(lock)))
-    return owned
-
-
-def _own(spool: SpoolFolder, destination: str | None) -> IO[bytes] | None:
-    # A writer that looks for a shipper holds the lock for an instant; that must not pass for one.
-    for _ in range(_OWN_TRIES):
-        if (lock := spool.try_own(destination)) is not None:
-            return lock
-        time.sleep(_OWN_PAUSE_S)
-    return None
-
-
-async def _run(config: ShipperConfig, spools: Sequence[tuple[SpoolFolder, IO[bytes]]]) -> None:
-    sidecar = Sidecar(config, spools)
+async def _run(config: ShipperConfig, folders: Sequence[Path]) -> None:
+    sidecar = Sidecar(config, folders)
     loop = asyncio.get_running_loop()
 
-    def stop() -> None:
+    def stop(number: signal.Signals) -> None:
+        _log.info("%s: stopping", number.name)
         # A second signal ends the process at once; the spool is made for that.
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.remove_signal_handler(number)
         sidecar.shutdown()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop)
+        loop.add_signal_handler(number, stop, number)
     await sidecar.run()
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr)  # noqa: T201  # a command's output

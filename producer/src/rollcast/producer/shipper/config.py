@@ -31,7 +31,8 @@ class ShipperConfig:
         replication_factor: of the same.
         only_matching_runs: ships only runs that are published for this address and prefix.
         stop_with_trainers: ends when the spools are empty and no trainer uses them.
-        metrics_port: of the Prometheus endpoint on the loopback address; None: none.
+        metrics_port: of the HTTP server for metrics and health; None: none.
+        metrics_host: its address.
     """
 
     bootstrap_servers: str
@@ -51,6 +52,7 @@ class ShipperConfig:
     only_matching_runs: bool = False
     stop_with_trainers: bool = False
     metrics_port: int | None = None
+    metrics_host: str = "127.0.0.1"
 
     def __post_init__(self) -> None:
         """Refuses values that cannot work."""
@@ -85,3 +87,8 @@ class ShipperConfig:
         if not self.only_matching_runs:
             return None
         return destination_of(self.bootstrap_servers, self.topics.prefix)
+
+    @property
+    def is_started_by_trainer(self) -> bool:
+        """Whether trainers look after this shipper, and start another one when it ends."""
+        return self.only_matching_runs and self.stop_with_trainers

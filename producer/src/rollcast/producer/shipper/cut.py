@@ -6,6 +6,8 @@ from collections.abc import AsyncGenerator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
+from rollcast.producer.errors import SpoolError
+from rollcast.producer.spool.pages import require_whole
 from rollcast.producer.spool.read import Bundle
 from rollcast.schemas.errors import ContractError
 from rollcast.schemas.events import SamplePart, TensorSlice
@@ -44,6 +46,7 @@ async def cut(
 
     Raises:
         ContractError: a slot that no part can hold.
+        SpoolError: tensors that cannot be read.
     """
     loop = asyncio.get_running_loop()
     ahead: deque[tuple[asyncio.Future[SlotFrames], int]] = deque()
@@ -69,12 +72,16 @@ def cut_slot(slot: SamplePart, max_part_bytes: int) -> SlotFrames:
 
     Raises:
         ContractError: no part can hold it, or what it says of itself makes no sense.
+        SpoolError: its tensors cannot be read.
     """
     try:
+        for column in slot.columns:
+            if isinstance(column.value, TensorSlice):
+                require_whole(column.value.data)
         columns = pack_large_values(slot.columns)
         frames = [encode(part) for part in split(slot, columns, max_part_bytes)]
         return SlotFrames(content_digest(columns), frames)
-    except (ContractError, OSError, MemoryError):
+    except (ContractError, SpoolError, OSError, MemoryError):
         raise
     except Exception as exc:  # a damaged bundle makes any step fail in any way
         raise ContractError(f"slot {slot.slot} cannot be cut: {exc!r}") from exc

@@ -9,7 +9,8 @@ from rollcast.producer.config import PublisherConfig
 from rollcast.producer.spool.folder import SpoolFolder
 
 _FIRST_PAUSE_S = 0.5
-_MAX_PAUSE_S = 30.0
+_MAX_PAUSE_S = 60.0
+_TELL_EVERY_S = 60.0
 LOG_NAME = "shipper.log"
 
 _log = logging.getLogger("rollcast.producer")
@@ -24,6 +25,7 @@ class ShipperLauncher:
         self._next_start = 0.0
         self._pause_s = _FIRST_PAUSE_S
         self._started_at = 0.0
+        self._told, self._told_at = "", 0.0
 
     def tend(self) -> None:
         """Starts a shipper where none owns the spool; with growing pauses where it keeps dying."""
@@ -87,7 +89,9 @@ class ShipperLauncher:
         return lines[-1][:500] if lines else "nothing"
 
     def _report(self, status: int) -> None:
-        if status:
-            _log.error("rollcast-ship ended with status %d: %s", status, self.last_words())
-        if time.monotonic() - self._started_at > _MAX_PAUSE_S:
+        words, now = self.last_words(), time.monotonic()
+        if status and (words != self._told or now - self._told_at > _TELL_EVERY_S):
+            _log.error("rollcast-ship ended with status %d: %s", status, words)
+            self._told, self._told_at = words, now
+        if now - self._started_at > _MAX_PAUSE_S:
             self._pause_s = _FIRST_PAUSE_S

@@ -1,20 +1,16 @@
 """What Prometheus sees of the shipper, and of the publishers beside it."""
 
+import contextlib
 from collections.abc import Iterator, Sequence
-from types import TracebackType
-from typing import Self
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rollcast.producer.errors import ShipperError
-from rollcast.producer.shipper.publisher_stats import WriterStats, read_publisher_stats
+from rollcast.producer.shipper.publisher_stats import WriterStats, read_publisher_stats, utf8
 from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.producer.spool.usage import measure_spool
-
-LOOPBACK = "127.0.0.1"
 
 _SHIPPER_COUNTERS = {
     "shipped_bundles": "Bundles that Kafka has acknowledged whole.",
@@ -33,42 +29,11 @@ _PUBLISHER_COUNTERS = {
 }
 
 
-class MetricsEndpoint:
-    """Serves `/metrics` on the loopback address while the context is open.
-
-    Args:
-        port: 0 for any free one; None for no endpoint.
-        spools: what to export.
-    """
-
-    def __init__(self, port: int | None, spools: Sequence[tuple[SpoolFolder, ShipperStats]]) -> None:
-        self._port, self._spools = port, spools
-
-    def __enter__(self) -> Self:
-        """Starts to serve.
-
-        Raises:
-            ShipperError: the port is taken.
-        """
-        if self._port is not None:
-            registry = CollectorRegistry()
-            registry.register(_SpoolCollector(self._spools))
-            try:
-                self._server, self._thread = start_http_server(self._port, addr=LOOPBACK, registry=registry)
-            except OSError as exc:
-                raise ShipperError(
-                    f"metrics cannot be served on {LOOPBACK}:{self._port} ({exc.strerror}); give another --metrics-port"
-                ) from exc
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Stops to serve."""
-        if self._port is not None:
-            self._server.shutdown()
-            self._server.server_close()
-            self._thread.join()
+def registry_of(spools: Sequence[tuple[SpoolFolder, ShipperStats]]) -> CollectorRegistry:
+    """Returns the metrics of these spools, which may become more."""
+    registry = CollectorRegistry()
+    registry.register(_SpoolCollector(spools))
+    return registry
 
 
 class _SpoolCollector(Collector):
@@ -77,26 +42,37 @@ class _SpoolCollector(Collector):
     def __init__(self, spools: Sequence[tuple[SpoolFolder, ShipperStats]]) -> None:
         self._spools = spools
 
+    def describe(self) -> list[Metric]:
+        # Else the registry would collect already when it is told of this collector.
+        return []
+
     def collect(self) -> Iterator[Metric]:
+        spools = [(utf8(str(spool.path)), spool, stats) for spool, stats in self._spools]
         for name, words in _SHIPPER_COUNTERS.items():
             counter = CounterMetricFamily(f"rollcast_ship_{name}", words, labels=["spool"])
-            for spool, stats in self._spools:
-                counter.add_metric([str(spool.path)], getattr(stats, name))
+            for path, _, stats in spools:
+                counter.add_metric([path], getattr(stats, name))
             yield counter
         progress = GaugeMetricFamily(
             "rollcast_ship_seconds_since_progress",
             "Seconds for which bundles have waited without any being acknowledged.",
             labels=["spool"],
         )
+        refused = GaugeMetricFamily(
+            "rollcast_ship_refused", "1 while Kafka answers and refuses this shipper.", labels=["spool"]
+        )
         depth = GaugeMetricFamily("rollcast_spool_bundles", "Bundles that wait.", labels=["spool"])
         size = GaugeMetricFamily("rollcast_spool_bytes", "Their size, unfinished ones included.", labels=["spool"])
-        for spool, stats in self._spools:
-            label = [str(spool.path)]
-            progress.add_metric(label, stats.seconds_since_progress)
-            depth.add_metric(label, len(spool.bundles()))
-            size.add_metric(label, measure_spool(spool.path).size)
-        yield from (progress, depth, size)
-        writers = [(str(spool.path), found) for spool, _ in self._spools for found in read_publisher_stats(spool.path)]
+        writers: list[tuple[str, WriterStats]] = []
+        for path, spool, stats in spools:
+            progress.add_metric([path], stats.seconds_since_progress)
+            refused.add_metric([path], int(stats.is_refused))
+            # A spool that cannot be read now must not hide what is known of the others.
+            with contextlib.suppress(OSError):
+                depth.add_metric([path], len(spool.bundles()))
+            size.add_metric([path], measure_spool(spool.path).size)
+            writers += [(path, found) for found in read_publisher_stats(spool.path)]
+        yield from (progress, refused, depth, size)
         yield from _publishers(writers)
 
 

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import stat
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,20 +48,42 @@ class WriterStats:
 def read_publisher_stats(spool: Path) -> list[WriterStats]:
     """Returns what the writers of a spool have noted last, at most 64 of them; what is no such file is passed over."""
     files = []
-    for path in spool.glob(PATTERN):
+    for path in _matches(spool):
         try:
-            files.append((path.stat().st_mtime_ns, path))
+            status = path.lstat()
         except OSError:  # it may be replaced or removed at any time
             continue
+        if stat.S_ISREG(status.st_mode):
+            files.append((status.st_mtime_ns, path))
     found = []
     for _, path in sorted(files, reverse=True)[:_MAX_WRITERS]:
         try:
-            with path.open("rb") as file:
-                found.append(parse_publisher_stats(file.read(_MAX_FILE_BYTES + 1)))
+            found.append(parse_publisher_stats(_content(path)))
         except (OSError, SpoolError):
             continue
     # Two files of one writer would make one series twice, which Prometheus refuses; the newer one counts.
     return list({(stats.run_id, stats.rank): stats for stats in reversed(found)}.values())
+
+
+def _matches(spool: Path) -> list[Path]:
+    try:
+        return list(spool.glob(PATTERN))
+    except OSError:
+        return []
+
+
+def _content(path: Path) -> bytes:
+    # Should it have become a pipe by now, opening must not wait for a writer.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        return os.read(descriptor, _MAX_FILE_BYTES + 1)
+    finally:
+        os.close(descriptor)
+
+
+def utf8(text: str) -> str:
+    """Returns a text without what UTF-8 cannot express, which would break the whole answer to Prometheus."""
+    return text.encode(errors="replace").decode()
 
 
 def parse_publisher_stats(content: bytes) -> WriterStats:
@@ -72,12 +96,14 @@ def parse_publisher_stats(content: bytes) -> WriterStats:
         raise SpoolError(f"a file of counters is longer than {_MAX_FILE_BYTES} bytes")
     try:
         data = json.loads(content)
-        reasons = Counter({str(reason)[:_MAX_LABEL_CHARS]: _count(count) for reason, count in data["dropped"].items()})
+        reasons = Counter[str]()
+        for reason, count in data["dropped"].items():
+            reasons[utf8(reason[:_MAX_LABEL_CHARS])] += _count(count)
         kept = dict(reasons.most_common(_MAX_REASONS))
         if rest := reasons.total() - sum(kept.values()):
             kept[_OTHER] = kept.get(_OTHER, 0) + rest
         return WriterStats(
-            run_id=str(data["run_id"])[:_MAX_LABEL_CHARS],
+            run_id=utf8(str(data["run_id"])[:_MAX_LABEL_CHARS]),
             rank=_count(data["rank"]),
             published=_count(data["published"]),
             bytes=_count(data["bytes"]),

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections import Counter
 from concurrent.futures import Executor
 from contextlib import aclosing
@@ -11,13 +12,15 @@ from pathlib import Path
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from rollcast.producer.errors import ShipperError, SpoolError
+from rollcast.producer.shipper.claims import MAX_DEATHS, Claims
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.cut import cut
 from rollcast.producer.shipper.delivery import BundleDelivery, Delivery
+from rollcast.producer.shipper.refusal import refusal_of
 from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.shipper.topic import RecordsTopic, part_limit
 from rollcast.producer.spool.folder import SpoolFolder
-from rollcast.producer.spool.read import read_bundle
+from rollcast.producer.spool.read import read_bundle, read_closing_event
 from rollcast.schemas.errors import ContractError
 from rollcast.schemas.events import DpShard
 from rollcast.schemas.framing import encode
@@ -26,6 +29,7 @@ from rollcast.schemas.topics import record_key
 
 _LOOK_EVERY_S = 0.1
 _FIRST_PAUSE_S = 0.2
+_TELL_EVERY_S = 60.0
 
 _log = logging.getLogger("rollcast.ship")
 
@@ -71,40 +75,73 @@ class Shipper:
         self._part_bytes: dict[Path, int] = {}
         self._tries: Counter[Path] = Counter()
         self._troubles: Counter[Path] = Counter()
+        self._claims = Claims()
 
     async def run(self) -> None:
-        """Ships until cancelled, or until the spool is empty and no trainer uses it if so configured."""
+        """Ships until cancelled, or until the spool is empty and no trainer uses it if so configured.
+
+        Raises:
+            ShipperRefusedError: Kafka has never let this process in and refuses it; or refuses it now, while trainers
+                are there to start another one with their settings.
+        """
         await asyncio.to_thread(self._spool.sweep_leaving)
-        pause_s = _FIRST_PAUSE_S
+        pause_s, tell_again_at = _FIRST_PAUSE_S, 0.0
         while True:
             try:
                 while paths := await asyncio.to_thread(self._waiting):
                     await self._connect_and_ship(paths)
                     pause_s = _FIRST_PAUSE_S
-                self.stats.progressed()
                 if await asyncio.to_thread(self._finished):
                     return
+                if not self._topic.is_found:
+                    await self._topic.prepare()
+                self.stats.progressed()
                 # Looking, not inotify: it must work on every file system that containers share.
                 await asyncio.sleep(_LOOK_EVERY_S)
                 continue
             except (KafkaError, ShipperError, ContractError) as exc:
                 self.stats.kafka_errors += 1
-                address, words = self._config.bootstrap_servers, str(exc) or type(exc).__name__
+                refusal = refusal_of(exc, self._config)
+                if refusal is not None and await asyncio.to_thread(self._should_go):
+                    raise refusal from None
+                address, words = self._config.bootstrap_servers, str(refusal or exc) or type(exc).__name__
                 trouble = f"Kafka at {address} does not take records ({words})"
             except OSError as exc:
-                trouble = f"the spool cannot be read ({exc})"
-            _log.warning("%s; bundles wait in %s, next try in %.1f s", trouble, self._spool.path, pause_s)
-            await asyncio.sleep(pause_s)
+                refusal, trouble = None, f"the spool cannot be read ({exc})"
+            if not (self.stats.is_refused and self.stats.trouble == trouble and time.monotonic() < tell_again_at):
+                _log.warning("%s; bundles wait in %s, next try in %.1f s", trouble, self._spool.path, pause_s)
+                tell_again_at = time.monotonic() + _TELL_EVERY_S
+            self.stats.trouble, self.stats.is_refused = trouble, refusal is not None
+            await self._pause(pause_s)
             pause_s = min(2 * pause_s, self._config.retry_max_s)
 
     def _waiting(self) -> list[Path]:
         """Returns the bundles in rollout order; those that made trouble come last, so that they block nobody."""
         paths = [path for _, path in self._spool.bundles(self._config.destination)]
-        return sorted(paths, key=self._troubles.__getitem__)
+        return sorted(paths, key=lambda path: self._troubles[path] + self._claims.suspicion(path))
 
     def _finished(self) -> bool:
         # The order matters: a trainer that commits its last bundle and leaves must not be missed.
-        return self._config.stop_with_trainers and not self._spool.has_trainers() and not self._waiting()
+        return self._config.stop_with_trainers and not self._has_trainers() and not self._waiting()
+
+    def _has_trainers(self) -> bool:
+        try:
+            return self._spool.has_trainers()
+        except OSError:
+            # Where the folder itself was removed nobody is left; else something waits, or will soon.
+            return self._spool.path.is_dir()
+
+    async def _pause(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not await asyncio.to_thread(self._finished):
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(min(left_s, _LOOK_EVERY_S))
+
+    def _should_go(self) -> bool:
+        """Tells, of a refused shipper, whether its settings are to blame, or trainers have others."""
+        return not self._topic.is_found or (self._config.is_started_by_trainer and self._has_trainers())
 
     async def _connect_and_ship(self, paths: list[Path]) -> None:
         """Ships bundles for as long as some are there; returns early where one must be cut smaller."""
@@ -116,7 +153,7 @@ class Shipper:
                     before = self.stats.bundles
                     await self._ship_all(delivery, paths, part_limit(self._config, limit), shipments)
                     if self.stats.bundles == before:
-                        raise OSError("none of its bundles can be read or removed now")
+                        raise OSError("none of its bundles can be had, read or removed now")
                     paths = await asyncio.to_thread(self._waiting)
         except KafkaError:
             # Their own errors, noted even where another bundle's ended the client: each decides for its bundle alone.
@@ -141,6 +178,10 @@ class Shipper:
         closing: set[asyncio.Task[None]] = set()
         try:
             for path in paths:
+                # Should its shipper die again, no other bundle must look guilty.
+                most_open = 1 if self._claims.deaths(path) else self._config.max_open_bundles
+                while len(closing) >= most_open:
+                    closing = await _one_done(closing)
                 shipment = _Shipment(
                     path, min(part_bytes, self._part_bytes.get(path, part_bytes)), BundleDelivery(delivery)
                 )
@@ -149,7 +190,8 @@ class Shipper:
                     closing.add(asyncio.create_task(self._close(shipment, shipments), name=f"close-{path.name}"))
                 else:
                     shipments.remove(shipment)
-                while len(closing) >= self._config.max_open_bundles:
+                    self._claims.give_back(path)
+                while len(closing) >= most_open:
                     closing = await _one_done(closing)
             while closing:
                 closing = await _one_done(closing)
@@ -157,6 +199,7 @@ class Shipper:
             for task in closing:
                 task.cancel()
             await asyncio.gather(*closing, return_exceptions=True)
+            self._claims.give_all_back()
 
     async def _send_parts(self, shipment: _Shipment) -> bool:
         """Sends all of a bundle but its closing event; returns whether that is to follow."""
@@ -164,6 +207,14 @@ class Shipper:
         digests: list[bytes] = []
         part_counts: list[int] = []
         try:
+            deaths = self._claims.deaths(path)
+            if not await asyncio.to_thread(self._claims.take, path):
+                _log.info("bundle %s is on its way with another shipper", path)
+                return False
+            if deaths >= MAX_DEATHS:
+                # Only once: it may be what they died of.
+                shard = await asyncio.to_thread(read_closing_event, path) if deaths == MAX_DEATHS else None
+                raise SpoolError(f"{deaths} shippers died while it was on its way")
             bundle = await asyncio.to_thread(read_bundle, path)
             shard = bundle.shard
             if shipment.part_bytes < MIN_PART_BYTES:
@@ -225,6 +276,7 @@ class Shipper:
         _log.error("bundle %s cannot be shipped and was set aside in %s: %s", path, aside, reason)
 
     def _forget(self, path: Path) -> None:
+        self._claims.give_back(path)
         self._part_bytes.pop(path, None)
         del self._tries[path], self._troubles[path]
 

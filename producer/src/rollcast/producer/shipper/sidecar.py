@@ -2,31 +2,46 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import IO
+import os
+from collections.abc import Coroutine, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import IO, Any
 
 from aiokafka.errors import KafkaError
 
+from rollcast.producer.errors import ShipperError, SpoolError
 from rollcast.producer.shipper.config import ShipperConfig
-from rollcast.producer.shipper.metrics import MetricsEndpoint
+from rollcast.producer.shipper.health import Health
+from rollcast.producer.shipper.http_server import serving
+from rollcast.producer.shipper.metrics import registry_of
 from rollcast.producer.shipper.shipper import Shipper
+from rollcast.producer.shipper.stats import ShipperStats
+from rollcast.producer.shipper.summary import Summary
 from rollcast.producer.shipper.topic import RecordsTopic
 from rollcast.producer.spool.folder import SpoolFolder
+
+_OWN_TRIES = 5
+_OWN_PAUSE_S = 0.1
+_LOOK_EVERY_S = 1.0
 
 _log = logging.getLogger("rollcast.ship")
 
 
 class Sidecar:
-    """Ships several spools side by side.
+    """Ships several spools side by side. One that is not there yet is waited for; one that has a shipper is left to it.
 
     Args:
         config: of the shippers.
-        spools: each with the lock that makes this process its shipper; closed when that spool is done with.
+        folders: the spools.
     """
 
-    def __init__(self, config: ShipperConfig, spools: Sequence[tuple[SpoolFolder, IO[bytes]]]) -> None:
-        self._config, self._spools = config, spools
+    def __init__(self, config: ShipperConfig, folders: Sequence[Path]) -> None:
+        self._config, self._folders = config, folders
+        self._topic = RecordsTopic(config)
+        self._shipping: list[tuple[SpoolFolder, ShipperStats]] = []
         self._stopping = asyncio.Event()
 
     def shutdown(self) -> None:
@@ -37,7 +52,8 @@ class Sidecar:
         """Ships until `shutdown`, or until no spool has bundles or trainers any more if so configured.
 
         Raises:
-            ShipperError: Kafka refuses us, or the topic is missing, found when it first answers.
+            ShipperRefusedError: Kafka refuses us, or the topic is missing, found when it first answers.
+            ShipperError: a spool or the address for metrics cannot be used.
         """
         work = asyncio.create_task(self._work(), name="ship")
         stop = asyncio.create_task(self._stopping.wait(), name="wait-for-shutdown")
@@ -51,20 +67,97 @@ class Sidecar:
             raise results[0]
 
     async def _work(self) -> None:
-        topic = RecordsTopic(self._config)
-        with ThreadPoolExecutor(self._config.compress_threads, thread_name_prefix="rollcast-cut") as threads:
-            shippers = [(spool, lock, Shipper(spool, self._config, topic, threads)) for spool, lock in self._spools]
-            with MetricsEndpoint(self._config.metrics_port, [(spool, shipper.stats) for spool, _, shipper in shippers]):
-                try:
-                    await topic.prepare()
-                except (KafkaError, OSError) as exc:
-                    address = self._config.bootstrap_servers
-                    _log.warning("Kafka at %s does not answer yet (%s); bundles wait", address, exc)
-                # Not a TaskGroup: a shipper ends only when it is done, or by a mistake of ours that should end all.
-                await asyncio.gather(*(_ship(shipper, lock) for _, lock, shipper in shippers))
+        config = self._config
+        with ExitStack() as stack:
+            owned: dict[Path, tuple[SpoolFolder, IO[bytes]] | None] = {}
+            for folder in dict.fromkeys(self._folders):
+                if self._is_there(folder):
+                    if (own := await self._own(folder)) is not None:
+                        owned[folder] = own
+                        stack.enter_context(own[1])
+                else:
+                    _log.warning("spool %s is not there yet; it is waited for", folder)
+                    owned[folder] = None
+            if not owned:
+                return
+            _log.info(
+                "rollcast %s ships %s to topic %s at %s",
+                version("rollcast"),
+                ", ".join(str(folder) for folder in owned),
+                config.topics.records,
+                config.bootstrap_servers,
+            )
+            threads = stack.enter_context(ThreadPoolExecutor(config.compress_threads, "rollcast-cut"))
+            health = Health(self._topic, self._shipping, asyncio.get_running_loop())
+            stack.enter_context(serving(config.metrics_host, config.metrics_port, health, registry_of(self._shipping)))
+            try:
+                await self._topic.prepare()
+            except (KafkaError, OSError) as exc:
+                _log.warning("Kafka at %s does not answer yet (%s); bundles wait", config.bootstrap_servers, exc)
+            with Summary(self._shipping):
+                await _all([self._ship(folder, own, threads) for folder, own in owned.items()])
+            _log.info("no spool has bundles or trainers any more")
+
+    def _is_there(self, folder: Path) -> bool:
+        """Tells whether a folder is there; one that nobody will make while this process runs must be."""
+        if _is_folder(folder):
+            return True
+        if os.path.lexists(folder) or self._config.stop_with_trainers:
+            raise ShipperError(f"spool {folder} is no folder; give the spool_dir of the publisher")
+        return False
+
+    async def _own(self, folder: Path) -> tuple[SpoolFolder, IO[bytes]] | None:
+        spool = SpoolFolder(folder)
+        # A writer that looks for a shipper holds the lock for an instant; that must not pass for one.
+        for _ in range(_OWN_TRIES):
+            if (lock := spool.try_own(self._config.destination)) is not None:
+                return spool, lock
+            await asyncio.sleep(_OWN_PAUSE_S)
+        _log.warning("spool %s already has a shipper", folder)
+        return None
+
+    async def _ship(self, folder: Path, own: tuple[SpoolFolder, IO[bytes]] | None, threads: Executor) -> None:
+        if own is None:
+            own = await self._await_spool(folder)
+        if own is None:
+            return
+        spool, lock = own
+        # Given back at once: a trainer that comes later looks for a shipper.
+        with lock:
+            shipper = Shipper(spool, self._config, self._topic, threads)
+            self._shipping.append((spool, shipper.stats))
+            await shipper.run()
+
+    async def _await_spool(self, folder: Path) -> tuple[SpoolFolder, IO[bytes]] | None:
+        told = ""
+        # Looking, not inotify: it must work on every file system that containers share.
+        while True:
+            await asyncio.sleep(_LOOK_EVERY_S)
+            if not await asyncio.to_thread(_is_folder, folder):
+                continue
+            try:
+                own = await self._own(folder)
+            except SpoolError as exc:
+                if str(exc) != told:
+                    told = str(exc)
+                    _log.warning("%s; it is tried again", told)
+                continue
+            if own is not None:
+                _log.info("spool %s is there", folder)
+            return own
 
 
-async def _ship(shipper: Shipper, lock: IO[bytes]) -> None:
-    # Given back at once: a trainer that comes later looks for a shipper.
-    with lock:
-        await shipper.run()
+async def _all(shipping: Sequence[Coroutine[Any, Any, None]]) -> None:
+    """Returns when all have ended; what one raises, and no group of it, ends the others."""
+    tasks = [asyncio.create_task(each, name="ship-spool") for each in shipping]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _is_folder(path: Path) -> bool:
+    # Not Path.is_dir, which raises where a folder above may not be looked into.
+    return os.path.isdir(path)  # noqa: PTH112

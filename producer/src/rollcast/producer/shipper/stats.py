@@ -16,6 +16,8 @@ class ShipperStats:
         resent_bundles: bundles that had to be sent again.
         set_aside_bundles: bundles that cannot be shipped.
         kafka_errors: times that Kafka was given up for a pause, and a new client made.
+        trouble: what keeps bundles from being shipped now; None: nothing.
+        is_refused: the trouble is that Kafka answers and refuses this shipper.
     """
 
     shipped_bundles: int = 0
@@ -25,6 +27,8 @@ class ShipperStats:
     resent_bundles: int = 0
     set_aside_bundles: int = 0
     kafka_errors: int = 0
+    trouble: str | None = None
+    is_refused: bool = False
     _progress_at: float = field(default_factory=time.monotonic)
 
     @property
@@ -35,6 +39,7 @@ class ShipperStats:
     def progressed(self) -> None:
         """Notes that a record was acknowledged, or that nothing is there to ship."""
         self._progress_at = time.monotonic()
+        self.trouble, self.is_refused = None, False
 
     @property
     def seconds_since_progress(self) -> float:

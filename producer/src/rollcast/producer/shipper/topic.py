@@ -15,10 +15,10 @@ from aiokafka.errors import (
     for_code,
 )
 
-from rollcast.producer.errors import ShipperError
-from rollcast.producer.shipper.access import explain
+from rollcast.producer.errors import ShipperRefusedError
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.safety import BATCH_OVERHEAD_BYTES, dangers
+from rollcast.schemas.kafka_access import KafkaRefusedError, explain
 
 _DEFAULT_MAX_MESSAGE_BYTES = 1_048_588
 
@@ -26,10 +26,15 @@ _log = logging.getLogger("rollcast.ship")
 
 
 class RecordsTopic:
-    """Looks after the records topic for all spools of a shipper."""
+    """Looks after the records topic for all spools of a shipper.
+
+    Attributes:
+        is_found: Kafka has let this process in, and has the topic.
+    """
 
     def __init__(self, config: ShipperConfig) -> None:
         self._config, self._name = config, config.topics.records
+        self.is_found = False
         self._warned = False
 
     async def prepare(self) -> int:
@@ -37,15 +42,17 @@ class RecordsTopic:
 
         Raises:
             KafkaError: no broker answers in time.
-            ShipperError: the topic is missing, or the brokers refuse us.
+            ShipperRefusedError: the topic is missing, or the brokers refuse us.
         """
         # One connection, and a few requests on it.
         timeout_s = 2 * self._config.request_timeout_ms / 1000
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._prepare()
+                limit = await self._prepare()
         except TimeoutError as exc:
             raise KafkaTimeoutError(f"no answer within {timeout_s:g} s") from exc
+        self.is_found = True
+        return limit
 
     async def _prepare(self) -> int:
         admin: Any = AIOKafkaAdminClient(
@@ -57,8 +64,9 @@ class RecordsTopic:
         try:
             try:
                 await admin.start()
-            except KafkaConnectionError as exc:
-                raise KafkaConnectionError(await explain(self._config)) from exc
+            except (KafkaConnectionError, ValueError):
+                # Not chained: what an authenticator says may hold what it was given.
+                raise KafkaConnectionError(await self._explain()) from None
             if self._name not in await admin.list_topics():
                 await self._create(admin)
             settings = await self._settings(admin)
@@ -72,10 +80,16 @@ class RecordsTopic:
         finally:
             await admin.close()
 
+    async def _explain(self) -> str:
+        try:
+            return await explain(self._config.bootstrap_servers, self._config.security)
+        except KafkaRefusedError as exc:
+            raise ShipperRefusedError(str(exc)) from None
+
     async def _create(self, admin: Any) -> None:
         config = self._config
         if not config.create_topics:
-            raise ShipperError(
+            raise ShipperRefusedError(
                 f"topic {self._name} does not exist at {config.bootstrap_servers}: create it, allow rollcast-ship to "
                 "(--create-topics), or correct --topic-prefix"
             )
@@ -111,7 +125,7 @@ def _refused(code: int, what: str, said: list[Any]) -> Exception:
     error: type[Exception] = for_code(code)
     if getattr(error, "retriable", False):
         return error(f"{what}: {said}")
-    return ShipperError(f"{what}: {error.__name__} {' '.join(str(part) for part in said if part)}".rstrip())
+    return ShipperRefusedError(f"{what}: {error.__name__} {' '.join(str(part) for part in said if part)}".rstrip())
 
 
 def part_limit(config: ShipperConfig, max_batch_bytes: int) -> int:

@@ -9,6 +9,7 @@ import fastavro
 import xxhash
 
 from rollcast.producer.errors import SpoolError
+from rollcast.producer.spool.pages import require_readable
 from rollcast.schemas.codec import RAW, SPOOL
 from rollcast.schemas.events import Column, DpShard, SamplePart, TensorSlice
 from rollcast.schemas.framing import current_schema, event_from_avro
@@ -19,6 +20,8 @@ DIGEST_KEY = "rollcast.tensors.xxh3_128"
 """In the metadata of the Avro file: digest of what is behind the head of the tensor file."""
 HEAD_LENGTH_BYTES = 8
 """A safetensors file begins with the length of its head, in so many bytes."""
+
+_DIGEST_STEP_BYTES = 16 * 1024**2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,28 +44,26 @@ def read_bundle(path: Path) -> Bundle:
         SpoolError: it is damaged or was not written by this program.
         OSError: the machine is in trouble; the bundle may be good.
     """
-    try:
-        with (path / RECORDS_NAME).open("rb") as file:
-            reader = fastavro.reader(file, return_record_name=True)
-            events = [_event(item) for item in reader]
-            digest = reader.metadata.get(DIGEST_KEY)
-    except FileNotFoundError as exc:
-        raise SpoolError(f"{path / RECORDS_NAME} is missing") from exc
-    except OSError:
-        raise
-    except Exception as exc:  # a damaged container makes fastavro raise whatever comes
-        raise SpoolError(f"{path / RECORDS_NAME} cannot be read: {exc!r}") from exc
-    if not events or not isinstance(events[-1], DpShard):
-        raise SpoolError(f"{path / RECORDS_NAME} does not end with a DpShard")
-    parts = [event for event in events[:-1] if isinstance(event, SamplePart)]
+    events, shard, digest = _read_records(path / RECORDS_NAME)
+    parts = [event for event in events if isinstance(event, SamplePart)]
     data = _map_data(path / TENSORS_NAME) if parts else memoryview(b"")
     slots = tuple(
         replace(part, columns=tuple(_resolve(column, data, path) for column in part.columns)) for part in parts
     )
     # It was taken when the bundle was committed, so a disk that has lost or changed something since is found out.
-    if parts and digest is not None and digest != xxhash.xxh3_128_hexdigest(data):
+    if parts and digest is not None and digest != _digest(data):
         raise SpoolError(f"{path / TENSORS_NAME} is damaged: its digest is not the one in {RECORDS_NAME}")
-    return Bundle(slots=slots, shard=events[-1])
+    return Bundle(slots=slots, shard=shard)
+
+
+def read_closing_event(path: Path) -> DpShard:
+    """Returns the closing event of a committed bundle, without a look at its tensors.
+
+    Raises:
+        SpoolError: it is damaged or was not written by this program.
+        OSError: the machine is in trouble; the bundle may be good.
+    """
+    return _read_records(path / RECORDS_NAME)[1]
 
 
 def tensors_digest(path: Path) -> str:
@@ -71,12 +72,39 @@ def tensors_digest(path: Path) -> str:
     Raises:
         SpoolError: it is missing or not of this layout.
     """
-    return xxhash.xxh3_128_hexdigest(_map_data(path))
+    return _digest(_map_data(path))
 
 
 def record_schema() -> Any:
     """Returns the schema of the Avro file: slots as `SamplePart`s, then one `DpShard`."""
     return fastavro.parse_schema([current_schema("SamplePart").avsc, current_schema("DpShard").avsc])
+
+
+def _digest(data: memoryview) -> str:
+    digest = xxhash.xxh3_128()
+    for start in range(0, len(data), _DIGEST_STEP_BYTES):
+        piece = data[start : start + _DIGEST_STEP_BYTES]
+        require_readable(piece)
+        digest.update(piece)
+    return str(digest.hexdigest())
+
+
+def _read_records(path: Path) -> tuple[list[SamplePart | DpShard], DpShard, str | None]:
+    """Returns the events of the Avro file, the last of them, and the digest that it gives of the tensor file."""
+    try:
+        with path.open("rb") as file:
+            reader = fastavro.reader(file, return_record_name=True)
+            events = [_event(item) for item in reader]
+            digest = reader.metadata.get(DIGEST_KEY)
+    except FileNotFoundError as exc:
+        raise SpoolError(f"{path} is missing") from exc
+    except OSError:
+        raise
+    except Exception as exc:  # a damaged container makes fastavro raise whatever comes
+        raise SpoolError(f"{path} cannot be read: {exc!r}") from exc
+    if not events or not isinstance(events[-1], DpShard):
+        raise SpoolError(f"{path} does not end with a DpShard")
+    return events, events[-1], digest
 
 
 def _event(item: Any) -> SamplePart | DpShard:

@@ -1,0 +1,49 @@
+"""What the shipper says of itself: whether it lives, and whether it does its work."""
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future
+
+from rollcast.producer.shipper.stats import ShipperStats
+from rollcast.producer.shipper.topic import RecordsTopic
+from rollcast.producer.spool.folder import SpoolFolder
+
+_LOOP_TIMEOUT_S = 5.0
+
+
+class Health:
+    """Answers from the shipper's own state, to any thread but its event loop's; empty means that all is well.
+
+    Args:
+        topic: knows whether Kafka has let this process in.
+        spools: those that are being shipped; may grow.
+        loop: in which the shippers run.
+        loop_timeout_s: it hangs when it does not answer for so long.
+    """
+
+    def __init__(
+        self,
+        topic: RecordsTopic,
+        spools: Sequence[tuple[SpoolFolder, ShipperStats]],
+        loop: asyncio.AbstractEventLoop,
+        loop_timeout_s: float = _LOOP_TIMEOUT_S,
+    ) -> None:
+        self._topic, self._spools = topic, spools
+        self._loop, self._loop_timeout_s = loop, loop_timeout_s
+
+    def live_problems(self) -> list[str]:
+        """Returns why a restart might help: settings that Kafka refuses are read anew, and what hangs ends."""
+        answer = Future[None]()
+        self._loop.call_soon_threadsafe(answer.set_result, None)
+        try:
+            answer.result(self._loop_timeout_s)
+        except TimeoutError:
+            return [f"it has done nothing for {self._loop_timeout_s:g} s"]
+        return [stats.trouble for _, stats in self._spools if stats.is_refused and stats.trouble]
+
+    def ready_problems(self) -> list[str]:
+        """Returns why no bundle is to be expected in Kafka now."""
+        problems = [f"{spool.path}: {stats.trouble}" for spool, stats in self._spools if stats.trouble]
+        if not self._topic.is_found:
+            problems.append("Kafka has not let it in yet")
+        return problems

@@ -1,0 +1,195 @@
+"""One shipper at a bundle, and bundles that kill shippers."""
+
+import errno
+import mmap
+import os
+import signal
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import pytest
+
+from fixtures.shipping import closed, direct, large_shard, publish, ship_process, shipper
+from fixtures.topic import payload_in, read_until, shards_in
+from rollcast.consumer.broker import Broker
+from rollcast.consumer.difference import differences
+from rollcast.producer.errors import SpoolError
+from rollcast.producer.shipper.claims import MAX_DEATHS, Claims
+from rollcast.producer.shipper.config import ShipperConfig
+from rollcast.producer.shipper.cut import cut_slot
+from rollcast.producer.spool import pages
+from rollcast.producer.spool.folder import SpoolFolder
+from rollcast.producer.spool.pages import require_readable
+from rollcast.producer.spool.read import TENSORS_NAME, read_bundle
+from rollcast.schemas import DpShard, Topics
+
+
+@pytest.fixture
+def topics() -> Topics:
+    return Topics(f"test-{uuid.uuid4().hex[:12]}")
+
+
+def _config(broker: Broker, topics: Topics, compress_threads: int = 2) -> ShipperConfig:
+    return ShipperConfig(
+        bootstrap_servers=broker.bootstrap_servers,
+        topics=topics,
+        partitions=1,
+        stop_with_trainers=True,
+        compress_threads=compress_threads,
+    )
+
+
+def test_a_bundle_is_had_by_one_process_and_can_be_given_back(tmp_path: Path) -> None:
+    ours, theirs = Claims(), Claims()
+    bundle = tmp_path / "0-a1-dp0"
+    bundle.mkdir()
+    assert ours.take(bundle)
+    assert not theirs.take(bundle)
+    ours.give_back(bundle)
+    ours.give_back(bundle)
+    assert theirs.take(bundle)
+    theirs.give_all_back()
+    assert ours.deaths(bundle) == 0
+
+
+def test_a_bundle_that_has_gone_cannot_be_had(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        Claims().take(tmp_path / "0-a1-dp0")
+
+
+def test_the_bundles_of_a_killed_process_show_it(tmp_path: Path) -> None:
+    bundle = tmp_path / "0-a1-dp0"
+    bundle.mkdir()
+    program = f"""
+import os, pathlib
+from rollcast.producer.shipper.claims import Claims
+assert Claims().take(pathlib.Path({str(bundle)!r}))
+os.kill(os.getpid(), {signal.SIGKILL})
+"""
+    for deaths in (1, 2, 3):
+        assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -signal.SIGKILL
+        assert Claims().deaths(bundle) == deaths
+    assert Claims().suspicion(bundle) == 1
+
+
+async def test_a_bundle_that_another_shipper_has_on_its_way_is_left_to_it(
+    broker: Broker, topics: Topics, tmp_path: Path
+) -> None:
+    publish(tmp_path, 0, 1)
+    (_, taken), _ = SpoolFolder(tmp_path).bundles()
+    others = Claims()
+    assert others.take(taken)
+    with ship_process(
+        f"--spool={tmp_path}",
+        f"--bootstrap={broker.bootstrap_servers}",
+        f"--topic-prefix={topics.prefix}",
+        "--stop-with-trainers",
+    ) as ship:
+        events = await read_until(broker.bootstrap_servers, topics.records, closed(1))
+        assert not shards_in(events, 0)
+        assert [path for _, path in SpoolFolder(tmp_path).bundles()] == [taken]
+        others.give_all_back()
+        assert ship.wait(30) == 0
+    events = await read_until(broker.bootstrap_servers, topics.records, closed(0, 1))
+    for rollout_id in (0, 1):
+        assert not differences(payload_in(events, rollout_id), direct(rollout_id))
+
+
+def _kill_shippers(bundle: Path, times: int) -> None:
+    (bundle / "shipping").write_bytes(b"." * times)
+
+
+async def test_a_bundle_at_which_shippers_keep_dying_is_set_aside_and_announced(
+    broker: Broker, topics: Topics, tmp_path: Path
+) -> None:
+    publish(tmp_path, 0, 1)
+    (_, guilty), _ = SpoolFolder(tmp_path).bundles()
+    _kill_shippers(guilty, MAX_DEATHS)
+    with shipper(tmp_path, _config(broker, topics)) as ship:
+        await ship.run()
+    assert (ship.stats.set_aside_bundles, ship.stats.shipped_bundles) == (1, 1)
+    events = await read_until(broker.bootstrap_servers, topics.records, closed(0, 1))
+    (dropped,) = shards_in(events, 0)
+    assert f"{MAX_DEATHS} shippers died while it was on its way" in (dropped.dropped_reason or "")
+    assert not differences(payload_in(events, 1), direct(1))
+    (reason,) = tmp_path.rglob("reason.txt")
+    assert "shippers died" in reason.read_text()
+
+
+async def test_a_bundle_at_which_some_shippers_died_goes_last_and_arrives(
+    broker: Broker, topics: Topics, tmp_path: Path
+) -> None:
+    publish(tmp_path, 0, 1, 2)
+    (_, first), (_, second), _ = SpoolFolder(tmp_path).bundles()
+    _kill_shippers(first, MAX_DEATHS - 1)
+    # So many may have been killed by whoever restarts machines.
+    _kill_shippers(second, 2)
+    with shipper(tmp_path, _config(broker, topics)) as ship:
+        await ship.run()
+    events = await read_until(broker.bootstrap_servers, topics.records, closed(0, 1, 2))
+    assert [event.rollout_id for event in events if isinstance(event, DpShard)] == [1, 2, 0]
+    assert not differences(payload_in(events, 0), direct(0))
+
+
+def test_a_tensor_file_cut_short_while_it_is_mapped_is_an_error_and_no_signal(tmp_path: Path) -> None:
+    publish(tmp_path, 0, shard=large_shard)
+    ((_, path),) = SpoolFolder(tmp_path).bundles()
+    bundle = read_bundle(path)
+    assert cut_slot(bundle.slots[0], 900_000).frames
+    os.truncate(path / TENSORS_NAME, 10_000_000)
+    with pytest.raises(SpoolError, match="cut short"):
+        cut_slot(bundle.slots[-2], 900_000)
+
+
+@pytest.mark.skipif(
+    tuple(int(number) for number in os.uname().release.split(".")[:2]) < (5, 14),
+    reason="the kernel cannot look at pages without using them",
+)
+def test_pages_that_cannot_be_read_are_an_error_and_no_signal(tmp_path: Path) -> None:
+    file = tmp_path / "tensors"
+    file.write_bytes(bytes(100_000))
+    with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as mapping:
+        require_readable(mapping[:0])
+        with memoryview(mapping) as whole, whole[50_001:] as end, whole[:30_000] as begin:
+            require_readable(end)
+            os.truncate(file, 40_000)
+            require_readable(begin)
+            with pytest.raises(SpoolError, match="its disk cannot read it"):
+                require_readable(end)
+
+
+async def test_a_tensor_file_cut_short_on_its_way_is_set_aside_announced_and_ends_nobody(
+    broker: Broker, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path, 0, shard=large_shard)
+    publish(tmp_path, 1)
+    (_, path), _ = SpoolFolder(tmp_path).bundles()
+    looked = 0
+    look = pages.require_whole
+
+    def cut_short_in_the_middle(data: bytes | memoryview) -> None:
+        nonlocal looked
+        looked += 1
+        if looked == 10:
+            os.truncate(path / TENSORS_NAME, 1_000)
+        look(data)
+
+    monkeypatch.setattr("rollcast.producer.shipper.cut.require_whole", cut_short_in_the_middle)
+    # One thread: what a second one is reading just then would still end the process; the next one finds the file short.
+    with shipper(tmp_path, _config(broker, topics, compress_threads=1)) as ship:
+        await ship.run()
+    assert (ship.stats.set_aside_bundles, ship.stats.shipped_bundles) == (1, 1)
+    events = await read_until(broker.bootstrap_servers, topics.records, closed(0, 1))
+    assert "cut short" in (shards_in(events, 0)[0].dropped_reason or "")
+
+
+def test_a_kernel_that_cannot_look_at_pages_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OldKernel:
+        def madvise(self, *_: object) -> int:
+            return -1
+
+    monkeypatch.setattr(pages, "_libc", OldKernel())
+    monkeypatch.setattr("ctypes.get_errno", lambda: errno.EINVAL)
+    require_readable(b"some bytes")
