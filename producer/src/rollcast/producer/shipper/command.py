@@ -13,6 +13,7 @@ from pathlib import Path
 from rollcast.producer.errors import ProducerError, ShipperRefusedError
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.sidecar import Sidecar
+from rollcast.schemas.allocator import keep_freed_memory
 from rollcast.schemas.errors import ContractError
 from rollcast.schemas.kafka_log import OncePerMinute
 from rollcast.schemas.kafka_security import MECHANISMS, PROTOCOLS, KafkaSecurity, read_kafka_security
@@ -49,6 +50,7 @@ def run(arguments: Sequence[str] | None) -> int:
     for handler in logging.getLogger().handlers:
         handler.addFilter(OncePerMinute())
     options = _parser().parse_args(arguments)
+    keep_freed_memory()
     try:
         config = ShipperConfig(
             bootstrap_servers=options.bootstrap,
