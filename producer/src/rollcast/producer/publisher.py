@@ -17,6 +17,7 @@ from rollcast.producer.copy import copy_own, receive_from, send_own
 from rollcast.producer.errors import ControlError, ProducerError, RolloutDataError, SpoolFullError
 from rollcast.producer.parallel import current_layout
 from rollcast.producer.plan import ShardPlan, make_plan
+from rollcast.producer.quota import Quota
 from rollcast.producer.result import DropReason, PublishResult, PublishStatus, Stopwatch
 from rollcast.producer.session import Session, open_session
 from rollcast.producer.spool.folder import BundleName
@@ -57,7 +58,7 @@ class Publisher:
         self._seen: set[int] = set()
         self._process = os.getpid()
         self._counters = Counters()
-        self._held: Callable[[], SpoolUsage] = SpoolUsage
+        self._quota: Quota | None = None
         self._background: Background | None = None
         self._disabled: str | None = None
         # Once it is true, no rank enters the control collective any more.
@@ -107,8 +108,8 @@ class Publisher:
 
     @property
     def stats(self) -> PublisherStats:
-        """What this rank has published, dropped and waited so far, and what the spool holds."""
-        return self._counters.snapshot(self._held())
+        """What this rank has published, dropped and waited so far, and what the spool held when it was looked at."""
+        return self._counters.snapshot(self._quota)
 
     def close(self, timeout_s: float) -> bool:
         """Commits what is filled and waits for Kafka to have it; tells whether all of this rank was delivered.
@@ -127,7 +128,7 @@ class Publisher:
 
     def _start(self, session: Session) -> None:
         background = self._background = Background(session, self._counters)
-        self._held = session.quota.held
+        self._quota = session.quota
         self._committer = background.committer
         self._alone = AlonePublisher(session, self._committer, self._counters)
 
@@ -195,7 +196,8 @@ class Publisher:
         except Exception as exc:  # noqa: BLE001  # whatever it is, this rollout alone is lost
             return self._give_up(name, exc)
         watch.lap("copy")
-        self._session.quota.add(plan.data_bytes, self._session.shards_here)
+        shards = self._session.shards_here
+        self._session.quota.add(self._session.rollout_key(name), SpoolUsage(shards * plan.data_bytes, shards))
         self._committer.start()
         if self._layout.is_writer:
             fillers = self._layout.context_parallel_size if self._session.in_place else 1
@@ -248,10 +250,9 @@ class Publisher:
         return Vote.BAD_DATA if isinstance(error, (ContractError, TypeError, ValueError)) else Vote.FAILED
 
     def _await_room(self, name: BundleName, plan: ShardPlan) -> None:
-        unfinished = self._session.spool.unfinished(self._config.run_id, name)
-        self._session.quota.await_room(
-            plan.data_bytes, self._session.shards_here, unfinished, self._config.block_up_to_s
-        )
+        session = self._session
+        key = session.rollout_key(name)
+        session.quota.await_room(plan.data_bytes, session.shards_here, key, self._config.block_up_to_s)
 
     def _check_spool(self) -> None:
         spool = self._session.spool

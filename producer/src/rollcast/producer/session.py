@@ -58,6 +58,10 @@ class Session:
         """Sources of the bundles that this rank commits."""
         return {f"loss{self.layout.rank}"} | ({self.shard_source} if self.layout.is_writer else set[str]())
 
+    def rollout_key(self, name: BundleName) -> str:
+        """Returns what tells the rollout of a bundle from all others in the spool."""
+        return self.spool.rollout_key(self.config.run_id, name)
+
     def closing_event(
         self, rollout_id: int, plan: ShardPlan | None, *, dropped_reason: str | None = None, stream: str = TRAIN_STREAM
     ) -> DpShard:
