@@ -57,8 +57,13 @@ def test_the_number_of_bundles_is_bounded_and_the_marks_of_drops_do_not_count(tm
     publisher.close(0.5)
     spool = SpoolFolder(tmp_path)
     reasons = [read_bundle(path).shard.dropped_reason for _, path in spool.bundles()]
-    assert reasons == [None, None, *["rank 0 (shard 0): spool full"] * 3]
-    assert measure_spool(tmp_path).bundles == 2
+    assert reasons[:2] == [None, None]
+    for reason in reasons[2:]:
+        assert reason is not None
+        assert reason.startswith("rank 0 (shard 0): spool full; here, on rank 0: the spool ")
+        assert "max_spool_bundles is 2" in reason
+    held = measure_spool(tmp_path)
+    assert (held.bundles, held.marks) == (2, 3)
 
 
 def test_a_new_trainer_counts_what_the_spool_holds_already(tmp_path: Path) -> None:
@@ -183,7 +188,7 @@ def test_what_is_committed_is_looked_into_once(tmp_path: Path, monkeypatch: pyte
     scandir = os.scandir
 
     def noting(path: Any) -> Any:
-        listed.append(os.path.basename(path))
+        listed.append(Path(path).name)
         return scandir(path)
 
     shutil.rmtree(run / "0-a1-dp0")
@@ -244,6 +249,8 @@ def test_the_stats_and_their_file_tell_what_was_published_and_dropped(tmp_path: 
     results.append(publisher.publish(3, {**whole_shard(3, 0, 1), "tokens": []}))
     publisher.close(0.5)
     stats = publisher.stats
+    assert (stats.spool_bundles, stats.spool_marks) == (2, 2)
+    assert abs(stats.spool_measured_at_ms / 1000 - time.time()) < 60
     assert stats.published == 2
     assert stats.bytes == results[0].raw_bytes + results[1].raw_bytes
     assert stats.stall_seconds == pytest.approx(sum(result.stall_s for result in results))

@@ -105,14 +105,14 @@ class Session:
         """
         return BundleWriter(self.spool.filling(self.config.run_id, name), plan, self.files)
 
-    def set_aside(self) -> bool:
-        """Tells whether a bundle of this rank and attempt could not be shipped."""
+    def set_aside(self) -> int:
+        """Returns how many bundles of this rank and attempt could not be shipped."""
         names = self.spool.poisoned(self.config.run_id)
-        return any(name.source in self.own_sources and name.attempt == self.attempt for name in names)
+        return sum(name.source in self.own_sources and name.attempt == self.attempt for name in names)
 
-    def waiting(self) -> bool:
-        """Tells whether a bundle of this rank is still in the spool."""
-        return any(name.source in self.own_sources for name, _ in self.spool.bundles_of(self.config.run_id))
+    def waiting(self) -> int:
+        """Returns how many bundles of this rank are still in the spool, marks of dropped rollouts included."""
+        return sum(name.source in self.own_sources for name, _ in self.spool.bundles_of(self.config.run_id))
 
 
 def open_session(config: PublisherConfig, layout: ParallelLayout, control: Control) -> Session:

@@ -58,8 +58,8 @@ def first_fit_pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """
     bins: list[list[int]] = []
     leaves = 1 << max(len(lengths) - 1, 0).bit_length()
-    # A tree, because looking at one bin after the other is quadratic: behind the first `leaves` entries the room of each
-    # bin, those not opened yet included, and in each entry before them the most room below it.
+    # A tree, because looking at one bin after the other is quadratic: from entry `leaves` on the room of each bin, also
+    # of those not opened yet, and in each entry before, the most room below it.
     room = [capacity] * (2 * leaves)
     for index, length in enumerate(lengths):
         node = 1

@@ -85,7 +85,7 @@ class SpoolMeter:
                 usage = self._committed.get(key)
                 if usage is None:
                     try:
-                        usage = _look_into(bundle.path)
+                        usage = _look_into(bundle)
                     except FileNotFoundError:
                         is_stable = False
                         continue
@@ -108,11 +108,11 @@ def measure_spool(root: Path) -> SpoolUsage:
     return SpoolMeter(root).measure().usage
 
 
-def _look_into(bundle: str) -> SpoolUsage:
-    with os.scandir(bundle) as entries:
+def _look_into(bundle: os.DirEntry[str]) -> SpoolUsage:
+    with os.scandir(bundle.path) as entries:
         files = {entry.name: entry.stat().st_size for entry in entries}
     has_content = TENSORS_NAME in files
-    is_committed = not os.path.basename(bundle).startswith(".")
+    is_committed = not bundle.name.startswith(".")
     return SpoolUsage(sum(files.values()), int(has_content), int(is_committed and not has_content))
 
 
