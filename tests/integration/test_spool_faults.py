@@ -61,12 +61,14 @@ def test_a_full_disk_drops_rollouts_whole_and_announces_them_once_there_is_room(
     publisher = spool_publisher(small_disk)
     statuses = [publisher.publish(rollout_id, _megabyte_shard(rollout_id)).status for rollout_id in range(10)]
     assert statuses == [PublishStatus.PUBLISHED] * 7 + [PublishStatus.DROPPED] * 3
+    spool = SpoolFolder(small_disk)
+    # What is being committed must find its room.
+    _await(lambda: len(spool.bundles()) >= 7)
     ballast = small_disk / "ballast"
     with ballast.open("wb") as file, pytest.raises(OSError, match="No space"):
         shutil.copyfileobj(io.BytesIO(bytes(_FREE)), file)
     assert publisher.publish(10, _megabyte_shard(10)).status is PublishStatus.DROPPED
     ballast.unlink()
-    spool = SpoolFolder(small_disk)
     _await(lambda: len(spool.bundles()) == 11)
     for name, path in spool.bundles():
         bundle = read_bundle(path)
