@@ -64,9 +64,11 @@ def test_close_tells_what_waits_and_whether_anybody_goes_on_with_it(
     if shipper is not None:
         shipper.close()
     assert f"1 bundles wait in {tmp_path} for Kafka at 127.0.0.1:1, and " in caplog.text
-    command = f"start one: rollcast-ship --spool {tmp_path} --bootstrap 127.0.0.1:1 --topic-prefix demo"
+    command = (
+        f"if none comes up, start one: rollcast-ship --spool {tmp_path} --bootstrap 127.0.0.1:1 --topic-prefix demo"
+    )
     assert ("the rollcast-ship that runs there goes on with them" in caplog.text) == runs
-    assert (f"no rollcast-ship runs there; {command}" in caplog.text) == (not runs)
+    assert (f"no rollcast-ship owns that spool now; {command}" in caplog.text) == (not runs)
 
 
 def test_close_is_false_where_a_bundle_was_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

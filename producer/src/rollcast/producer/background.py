@@ -43,7 +43,7 @@ class Background:
     def close(self, timeout_s: float) -> bool:
         """Commits and waits for delivery; tells whether all of this rank was delivered. See `Publisher.close`."""
         deadline = time.monotonic() + timeout_s
-        while self.committer.busy or self.committer.unannounced or self._session.waiting():
+        while self.committer.open_jobs or self.committer.unannounced or self._session.waiting():
             if time.monotonic() > deadline:
                 break
             time.sleep(_DRAIN_LOOK_EVERY_S)
@@ -65,10 +65,10 @@ class Background:
         dropped = {reason: count for reason, count in self._counters.snapshot().dropped.items() if count}
         if dropped:
             missing.append(f"dropped were {', '.join(f'{count} ({reason})' for reason, count in dropped.items())}")
-        if self.committer.busy:
-            missing.append(f"{self.committer.open_jobs} bundles are not committed yet, and lost if this process ends")
-        if self.committer.unannounced:
-            missing.append(f"{self.committer.unannounced} drops are not announced, because {path} took no mark of them")
+        if count := self.committer.open_jobs:
+            missing.append(f"{count} bundles are not committed yet, and lost if this process ends")
+        if count := self.committer.unannounced:
+            missing.append(f"{count} drops are not announced, because {path} took no mark of them")
         if count := session.set_aside():
             missing.append(f"{count} bundles cannot be shipped; {path / '.poison'} has them, each with its reason")
         if count := session.waiting():
@@ -83,7 +83,8 @@ class Background:
         if spool.has_shipper(config.destination):
             return f"the rollcast-ship that runs there goes on with them{said}"
         command = f"rollcast-ship --spool {spool.path} --bootstrap {config.bootstrap_servers}"
-        return f"no rollcast-ship runs there; start one: {command} --topic-prefix {config.topic_prefix}{said}"
+        command += f" --topic-prefix {config.topic_prefix}"
+        return f"no rollcast-ship owns that spool now; if none comes up, start one: {command}{said}"
 
     def _flush_at_exit(self) -> None:
         # A forked child has the object, but not its thread.

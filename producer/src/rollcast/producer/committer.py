@@ -74,11 +74,6 @@ class Committer:
         self._lock = threading.Lock()
 
     @property
-    def busy(self) -> bool:
-        """Tells whether a job is waiting or being worked on."""
-        return self.open_jobs > 0
-
-    @property
     def unannounced(self) -> int:
         """Number of dropped rollouts of which the spool has no mark yet."""
         return self._marks.waiting
@@ -159,7 +154,6 @@ class Committer:
     def _commit_or_drop(self, job: CommitJob) -> None:
         if job.content is None:
             self._marks.put(job.name, job.shard)
-            self._try("take the marks of dropped rollouts", self._marks.commit)
             return
         try:
             self._commit(job, job.content)
@@ -167,7 +161,6 @@ class Committer:
             _log.error("rollout %d is dropped: %s", job.name.rollout_id, exc)
             self._counters.dropped(DropReason.NOT_COPIED if isinstance(exc, _PeerError) else DropReason.NOT_COMMITTED)
             self._marks.put(job.name, _dropped(job.shard, f"its bundle could not be committed: {exc}"))
-            self._try("take the marks of dropped rollouts", self._marks.commit)
         else:
             self._counters.published(job.shard.raw_bytes)
 
