@@ -96,7 +96,6 @@ class Publisher:
         return self._guarded(
             lambda watch: self._publish(watch, rollout_id, rollout_data),
             f"rollout {rollout_id}",
-            # A shard has several ranks, and is counted once.
             counts=self._layout.is_writer,
         )
 
@@ -275,6 +274,7 @@ class Publisher:
             self._disable(f"the spool {spool.path} was removed or replaced while the trainer runs; start it again")
 
     def _count_drop(self, kind: DropReason) -> None:
+        # A shard has several ranks, and is counted once.
         if self._layout.is_writer:
             self._counters.dropped(kind)
 
