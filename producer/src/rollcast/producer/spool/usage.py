@@ -66,10 +66,11 @@ class SpoolMeter:
 
     def measure(self) -> Measurement:
         """Returns what the spool holds, found by listing it, so it is right whoever filled it and whenever."""
-        for _ in range(_TRIES):
-            found, committed, is_stable = self._walk()
+        found, committed, is_stable = self._walk()
+        for _ in range(_TRIES - 1):
             if is_stable:
                 break
+            found, committed, is_stable = self._walk()
         self._committed = committed
         return found
 
