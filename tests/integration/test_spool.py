@@ -88,6 +88,16 @@ def test_a_record_of_one_rank_that_cannot_be_copied_leaves_nothing(tmp_path: Pat
     assert result.status is PublishStatus.DROPPED
     assert not list(tmp_path.rglob("*.filling"))
     publisher.close(0.2)
+    assert publisher.stats.dropped["not_copied"] == 1
+
+
+def test_a_record_of_one_rank_for_which_no_bundle_can_be_made_is_no_bad_data(tmp_path: Path) -> None:
+    publisher = spool_publisher(tmp_path, attempt=1)
+    (tmp_path / "run" / ".0-a1-loss0.filling").touch()
+    result = publisher.publish_alone("policy-loss", lambda: {"response_lengths": [0]})
+    publisher.close(0.2)
+    assert result.status is PublishStatus.DROPPED
+    assert {reason: count for reason, count in publisher.stats.dropped.items() if count} == {"not_created": 1}
 
 
 def test_a_publisher_that_was_switched_off_lets_go_of_the_spool_when_it_is_closed(tmp_path: Path) -> None:

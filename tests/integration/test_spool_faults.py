@@ -4,6 +4,8 @@ import io
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -59,12 +61,14 @@ def test_a_full_disk_drops_rollouts_whole_and_announces_them_once_there_is_room(
     publisher = spool_publisher(small_disk)
     statuses = [publisher.publish(rollout_id, _megabyte_shard(rollout_id)).status for rollout_id in range(10)]
     assert statuses == [PublishStatus.PUBLISHED] * 7 + [PublishStatus.DROPPED] * 3
+    spool = SpoolFolder(small_disk)
+    # What is being committed must find its room.
+    _await(lambda: len(spool.bundles()) >= 7)
     ballast = small_disk / "ballast"
     with ballast.open("wb") as file, pytest.raises(OSError, match="No space"):
         shutil.copyfileobj(io.BytesIO(bytes(_FREE)), file)
     assert publisher.publish(10, _megabyte_shard(10)).status is PublishStatus.DROPPED
     ballast.unlink()
-    spool = SpoolFolder(small_disk)
     _await(lambda: len(spool.bundles()) == 11)
     for name, path in spool.bundles():
         bundle = read_bundle(path)
@@ -88,6 +92,30 @@ def test_files_kept_for_later_are_never_what_fills_the_disk(small_disk: Path) ->
     assert (small_disk / "large").stat().st_blocks * 512 == 7 * _SHARD
     pool.keep_spares(1, _SHARD)
     assert not pool.files(), "it would take more than half of what is left"
+
+
+_HOLD_AND_STOP = """
+import fcntl, os, signal, sys
+file = open(sys.argv[1], "ab")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_a_process_stopped_with_the_lock_of_the_pool_delays_no_publish(tmp_path: Path) -> None:
+    publisher = spool_publisher(tmp_path)
+    (tmp_path / ".pool").mkdir()
+    command = [sys.executable, "-c", _HOLD_AND_STOP, str(tmp_path / ".pool" / ".lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as stopped:
+        assert stopped.stdout is not None
+        assert stopped.stdout.readline() == b"held\n"
+        result = publisher.publish(0, whole_shard(0, 0, 1))
+        stopped.kill()
+    publisher.close(0.3)
+    assert result.status is PublishStatus.PUBLISHED
+    assert result.stall_s < 5
+    assert not differences(payload_in_spool(tmp_path, 0), direct_payload(0))
 
 
 def test_a_pool_that_is_full_lets_the_oldest_file_go_and_a_small_bundle_takes_no_large_file(tmp_path: Path) -> None:

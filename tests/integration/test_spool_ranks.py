@@ -13,9 +13,9 @@ from fixtures.spool_programs import (
     BROKER_IS_BACK,
     publish_while_the_broker_is_away,
     publish_with_a_peer_killed,
-    wait_until,
 )
 from fixtures.topic import read_until, shards_in
+from fixtures.waiting import wait_until
 from rollcast.consumer.broker import JvmBroker
 from rollcast.consumer.difference import differences
 from rollcast.consumer.dump_file import load_dump
@@ -50,7 +50,7 @@ async def test_a_spool_full_while_the_broker_is_away_drops_whole_rollouts_and_sa
         assert max(result["stall_s"]) < 20
         assert min(result["room_s"][2:4]) >= 0.5
         assert (result["published"], result["dropped"]) == ((3, 2) if writes else (0, 0))
-        assert result["closed"]
+        assert result["closed"] == (not writes), "a writer knows of the drops"
     events = await read_until(
         own_broker.bootstrap_servers,
         topics.records,
@@ -72,7 +72,9 @@ async def test_a_spool_full_while_the_broker_is_away_drops_whole_rollouts_and_sa
         assert not differences(load_dump(pipe.dump(rollout_id)), direct)
     for rollout_id in (2, 3):
         assert {shard.data_parallel_rank for shard in shards_in(events, rollout_id)} == {0, 1}
-        assert {shard.dropped_reason for shard in shards_in(events, rollout_id)} == {"rank 0 (shard 0): spool full"}
+        for shard in shards_in(events, rollout_id):
+            assert shard.dropped_reason is not None
+            assert shard.dropped_reason.startswith("rank 0 (shard 0): spool full; here, on rank ")
     assert {event.rollout_id for event in events if isinstance(event, SamplePart)} == {0, 1, 4}
 
 

@@ -1,11 +1,11 @@
 """Tensor files that come back from the pool: their content, their mappings, and what a device may have registered."""
 
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
-from rollcast.producer.errors import SpoolError
 from rollcast.producer.spool.locks import lock
 from rollcast.producer.spool.pool import TensorPool
 from rollcast.producer.spool.tensor_file import TensorFiles
@@ -54,12 +54,50 @@ def test_a_file_may_be_closed_twice_and_holds_no_memory_then(tmp_path: Path) -> 
     assert torch.equal(file.data, torch.empty(0, dtype=torch.uint8))
 
 
-def test_a_stopped_process_that_holds_the_pool_does_not_hang_who_takes_from_it(tmp_path: Path) -> None:
-    folder = tmp_path / "pool"
-    folder.mkdir()
-    files = TensorFiles(TensorPool(folder, lock_timeout_s=0.05))
-    held = lock(folder / ".lock")
+def test_who_finds_the_pool_locked_by_a_stopped_process_soon_takes_a_new_file(tmp_path: Path) -> None:
+    pool = TensorPool(tmp_path / "pool")
+    files = TensorFiles(pool)
+    recycled = _filled(files, tmp_path / "first", 4096, 1)
+    pool.give(tmp_path / "first")
+    held = lock(tmp_path / "pool" / ".lock")
     assert held is not None
-    with held, pytest.raises(SpoolError, match=r"another process has held .* is it stopped"):
-        files.open(tmp_path / "tensors", 64, 100)
-    files.open(tmp_path / "tensors", 64, 100).close()
+    started = time.monotonic()
+    with held:
+        assert _filled(files, tmp_path / "second", 4096, 2) != recycled
+    assert time.monotonic() - started < 5
+    assert _filled(files, tmp_path / "third", 4096, 3) == recycled
+
+
+def test_a_file_that_a_peer_has_made_meanwhile_is_not_replaced_by_a_recycled_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = TensorPool(tmp_path / "pool")
+    pool.take(tmp_path / "first", 4096)
+    pool.give(tmp_path / "first")
+    target = tmp_path / "second"
+    hardlink_to = Path.hardlink_to
+
+    def late(path: Path, source: Path) -> None:
+        # A peer comes that finds the pool locked.
+        TensorPool(tmp_path / "pool").take(path, 4096)
+        target.write_bytes(b"x" * 4096)
+        hardlink_to(path, source)
+
+    monkeypatch.setattr(Path, "hardlink_to", late)
+    pool.take(target, 4096)
+    assert target.read_bytes() == b"x" * 4096
+    assert len(pool.files()) == 1
+
+
+def test_a_file_of_the_pool_that_a_bundle_has_already_is_nobody_elses(tmp_path: Path) -> None:
+    pool = TensorPool(tmp_path / "pool")
+    pool.take(tmp_path / "first", 4096)
+    pool.give(tmp_path / "first")
+    # What a process leaves that dies between the two steps of taking a file.
+    ((_, path),) = pool.files()
+    (tmp_path / "first").hardlink_to(path)
+    pool.take(tmp_path / "second", 4096)
+    assert not (tmp_path / "second").samefile(tmp_path / "first")
+    pool.give(tmp_path / "first")
+    (tmp_path / "first").unlink()
+    assert [size for size, _ in pool.files()] == [4096]

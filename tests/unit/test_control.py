@@ -2,8 +2,9 @@
 
 import pytest
 
-from rollcast.producer.control import Member, Vote, decide
-from rollcast.producer.result import DropReason
+from rollcast.producer.control import Member, Vote, decide, vote_for
+from rollcast.producer.errors import RolloutDataError, SpoolError, SpoolFullError
+from rollcast.producer.result import DropReason, drop_reason_of
 
 _MEMBERS = [Member(4, 0, 0), Member(5, 0, 1), Member(6, 1, 0), Member(7, 1, 1)]
 _GO = [(Vote.READY, 11, 3), (Vote.READY, 11, 3), (Vote.READY, 22, 3), (Vote.READY, 22, 3)]
@@ -19,6 +20,7 @@ def test_equal_plans_within_each_shard_are_a_go() -> None:
         (Vote.BAD_DATA, DropReason.BAD_DATA),
         (Vote.SPOOL_FULL, DropReason.SPOOL_FULL),
         (Vote.FAILED, DropReason.NOT_CREATED),
+        (Vote.UNEXPECTED, DropReason.UNEXPECTED),
     ],
 )
 def test_one_objection_drops_the_rollout_and_names_the_rank(vote: Vote, kind: DropReason) -> None:
@@ -27,6 +29,28 @@ def test_one_objection_drops_the_rollout_and_names_the_rank(vote: Vote, kind: Dr
     assert refusal.kind is kind
     assert "rank 6 (shard 1)" in refusal.reason
     assert refusal.announced
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (SpoolFullError("no room"), DropReason.SPOOL_FULL),
+        (RolloutDataError("misaligned"), DropReason.BAD_DATA),
+        (TypeError("no tensor"), DropReason.BAD_DATA),
+        (SpoolError("no folder"), DropReason.NOT_CREATED),
+        (PermissionError("not mine"), DropReason.NOT_CREATED),
+        (MemoryError("no memory"), DropReason.UNEXPECTED),
+        (AttributeError("a mistake of ours"), DropReason.UNEXPECTED),
+    ],
+    ids=repr,
+)
+def test_each_failure_has_its_own_word_and_its_vote_gives_all_ranks_the_same(
+    error: Exception, kind: DropReason
+) -> None:
+    assert drop_reason_of(error) is kind
+    refusal = decide(_MEMBERS, [*_GO[:2], (vote_for(kind), 0, 3), _GO[3]])
+    assert refusal is not None
+    assert refusal.kind is kind
 
 
 def test_peers_that_hold_different_fields_drop_the_rollout() -> None:

@@ -48,6 +48,46 @@ def test_no_two_neighbouring_bins_could_have_been_one(lengths: list[int], capaci
     assert all(first + second > capacity for first, second in pairwise(sums))
 
 
+def _one_bin_after_the_other(lengths: list[int], capacity: int) -> list[list[int]]:
+    """First fit as it is defined."""
+    bins: list[list[int]] = []
+    for index, length in enumerate(lengths):
+        fitting = (bin_ for bin_ in bins if sum(lengths[other] for other in bin_) + length <= capacity)
+        found = next(fitting, None)
+        if found is None:
+            bins.append([index])
+        else:
+            found.append(index)
+    return bins
+
+
+@_properties
+@given(st.lists(st.integers(0, 15), max_size=70), st.integers(1, 40))
+def test_the_bins_are_those_of_looking_at_one_after_the_other(lengths: list[int], capacity: int) -> None:
+    assert first_fit_pack(lengths, capacity) == _one_bin_after_the_other(lengths, capacity)
+
+
+class _CountingInt(int):
+    """An integer that counts its comparisons."""
+
+    comparisons = 0
+
+    def __le__(self, other: int) -> bool:
+        _CountingInt.comparisons += 1
+        return int(self) <= other
+
+    def __gt__(self, other: int) -> bool:
+        _CountingInt.comparisons += 1
+        return int(self) > other
+
+
+def test_packing_thousands_of_samples_does_not_look_at_each_bin_for_each_sample() -> None:
+    count = 8192
+    _CountingInt.comparisons = 0
+    assert len(first_fit_pack([_CountingInt(10)] * count, 10)) == count
+    assert _CountingInt.comparisons < 20 * count
+
+
 def test_context_parallel_ranks_share_a_micro_batch_so_it_holds_more_tokens() -> None:
     assert pack_step_into_mbs(_dynamic(10), {"dp_size": 1, "cp_size": 1}, [10, 10]) == [[0], [1]]
     assert pack_step_into_mbs(_dynamic(10), {"dp_size": 1, "cp_size": 2}, [10, 10]) == [[0, 1]]

@@ -92,14 +92,34 @@ def test_nested_tensors_keep_their_place() -> None:
     ],
     ids=repr,
 )
-def test_what_cannot_be_carried_costs_itself_alone(value: object, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_carried_costs_itself_alone(value: object) -> None:
     replaced = Replaced()
     back = normalise("odd", [1, value, value], replaced)
     assert back[0] == 1
     assert list(back[1]) == [UNSUPPORTED_KEY]
     assert replaced.count == 2
-    assert len(caplog.records) == 1
+
+
+@pytest.fixture
+def nothing_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state of a process that has met no such value yet."""
+    monkeypatch.setattr("rollcast.schemas.tensors._warned_fields", set())
+
+
+@pytest.mark.usefixtures("nothing_warned_of")
+def test_a_field_is_warned_of_once_in_a_process_however_many_rollouts_have_it(caplog: pytest.LogCaptureFixture) -> None:
+    for field in ("odd", "strange", "odd", "strange"):
+        normalise(field, [1j, 1j], Replaced())
+    assert len(caplog.records) == 2
     assert "'odd'" in caplog.text
+    assert "'strange'" in caplog.text
+
+
+@pytest.mark.usefixtures("nothing_warned_of")
+def test_fields_without_end_are_not_warned_of_without_end(caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(2000):
+        normalise(f"field-{number}", 1j, Replaced())
+    assert len(caplog.records) == 1000
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from typing import Any
 
 from rollcast.producer.committer import CommitJob, Committer
 from rollcast.producer.copy import copy_own
-from rollcast.producer.errors import SpoolFullError
 from rollcast.producer.plan import make_plan
-from rollcast.producer.result import DropReason, PublishResult, PublishStatus
+from rollcast.producer.result import DropReason, PublishResult, PublishStatus, drop_reason_of
 from rollcast.producer.session import Session, alone
 from rollcast.producer.spool.folder import BundleName
+from rollcast.producer.spool.usage import SpoolUsage
 from rollcast.producer.stats import Counters
 
 _log = logging.getLogger("rollcast.producer")
@@ -33,10 +33,11 @@ class AlonePublisher:
         number = self._published
         self._published += 1
         name = BundleName(number, session.attempt, f"loss{rank}")
+        bundle = None
         try:
             plan = make_plan(make_data(), alone(session.layout))
             # Not waited for: there are many of them in a step, and each would hold up this rank's peers.
-            session.quota.await_room(plan.data_bytes, 1, session.spool.unfinished(session.config.run_id, name), 0.0)
+            session.quota.await_room(plan.data_bytes, 1, session.rollout_key(name), 0.0)
             bundle = session.start_bundle(name, plan)
             try:
                 copied = copy_own(plan, 0, bundle.file.data)
@@ -48,11 +49,10 @@ class AlonePublisher:
         except Exception as exc:  # whatever it is, this record alone is lost
             if session.config.strict:
                 raise
-            full = isinstance(exc, SpoolFullError)
-            self._counters.dropped(DropReason.SPOOL_FULL if full else DropReason.BAD_DATA)
+            self._counters.dropped(DropReason.NOT_COPIED if bundle is not None else drop_reason_of(exc))
             _log.error("%s record %d of rank %d is dropped: %s", stream_kind, number, rank, exc)
             return PublishResult(status=PublishStatus.DROPPED, reason=str(exc))
-        session.quota.add(plan.data_bytes, 1)
+        session.quota.add(session.rollout_key(name), SpoolUsage(plan.data_bytes, 1))
         shard = session.closing_event(number, plan, stream=f"{stream_kind}/{rank}")
         self._committer.submit(CommitJob(name=name, content=plan.records, shard=shard, peers=1))
         return PublishResult(status=PublishStatus.PUBLISHED, copied_bytes=copied, raw_bytes=plan.data_bytes)

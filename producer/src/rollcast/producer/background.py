@@ -30,7 +30,7 @@ class Background:
 
     def __init__(self, session: Session, counters: Counters) -> None:
         config, spool = session.config, session.spool
-        self._session, self._process = session, os.getpid()
+        self._session, self._counters, self._process = session, counters, os.getpid()
         spool.sweep_unfinished(config.run_id, session.attempt)
         self._trainer_lock = spool.register_trainer()
         spool.set_destination(config.run_id, config.destination)
@@ -43,32 +43,48 @@ class Background:
     def close(self, timeout_s: float) -> bool:
         """Commits and waits for delivery; tells whether all of this rank was delivered. See `Publisher.close`."""
         deadline = time.monotonic() + timeout_s
-        while (drained := not (self.committer.busy or self._session.waiting())) is False:
+        while self.committer.open_jobs or self.committer.unannounced or self._session.waiting():
             if time.monotonic() > deadline:
                 break
             time.sleep(_DRAIN_LOOK_EVERY_S)
         # What is filled is not given up for a short bound.
-        finished = self.committer.close(max(_EXIT_FLUSH_S, deadline - time.monotonic()))
+        self.committer.close(max(_EXIT_FLUSH_S, deadline - time.monotonic()))
         atexit.unregister(self._flush_at_exit)
+        missing = self._missing()
+        if missing:
+            rank, run_id = self._session.layout.rank, self._session.config.run_id
+            _log.warning("not all of rank %d of run %r is in Kafka: %s", rank, run_id, "; ".join(missing))
         self._trainer_lock.close()
         self._run_lock.close()
-        delivered = finished and drained and not self._session.set_aside()
-        if not delivered:
-            self._tell_what_waits(timeout_s)
-        return delivered
+        return not missing
 
-    def _tell_what_waits(self, timeout_s: float) -> None:
+    def _missing(self) -> list[str]:
+        """Returns what of this rank is not in Kafka, and what becomes of it."""
+        session, missing = self._session, []
+        path = session.spool.path
+        dropped = {reason: count for reason, count in self._counters.snapshot().dropped.items() if count}
+        if dropped:
+            missing.append(f"dropped were {', '.join(f'{count} ({reason})' for reason, count in dropped.items())}")
+        if count := self.committer.open_jobs:
+            missing.append(f"{count} bundles are not committed yet, and lost if this process ends")
+        if count := self.committer.unannounced:
+            missing.append(f"{count} drops are not announced, because {path} took no mark of them")
+        if count := session.set_aside():
+            missing.append(f"{count} bundles cannot be shipped; {path / '.poison'} has them, each with its reason")
+        if count := session.waiting():
+            address = session.config.bootstrap_servers
+            missing.append(f"{count} bundles wait in {path} for Kafka at {address}, and {self._who_goes_on()}")
+        return missing
+
+    def _who_goes_on(self) -> str:
+        """Says who ships what waits in the spool."""
         spool, config = self._session.spool, self._session.config
-        said = f"; its log {spool.path / LOG_NAME} ends with: {self._launcher.last_words()}" if self._launcher else ""
-        _log.warning(
-            "after %g s, %d bundles of run %r wait in %s for Kafka at %s; rollcast-ship goes on%s",
-            timeout_s,
-            len(spool.bundles_of(config.run_id)),
-            config.run_id,
-            spool.path,
-            config.bootstrap_servers,
-            said,
-        )
+        said = f"; {spool.path / LOG_NAME} ends with: {self._launcher.last_words()}" if self._launcher else ""
+        if spool.has_shipper(config.destination):
+            return f"the rollcast-ship that runs there goes on with them{said}"
+        command = f"rollcast-ship --spool {spool.path} --bootstrap {config.bootstrap_servers}"
+        command += f" --topic-prefix {config.topic_prefix}"
+        return f"no rollcast-ship owns that spool now; if none comes up, start one: {command}{said}"
 
     def _flush_at_exit(self) -> None:
         # A forked child has the object, but not its thread.

@@ -4,28 +4,26 @@ import contextlib
 import logging
 import os
 import queue
-import shutil
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rollcast.producer.errors import BundleExistsError, SpoolError
+from rollcast.producer.errors import SpoolError
+from rollcast.producer.marks import DropMarks
 from rollcast.producer.plan import ShardRecords
 from rollcast.producer.result import DropReason
 from rollcast.producer.session import Session
 from rollcast.producer.shipper.launch import ShipperLauncher
 from rollcast.producer.spool.folder import BundleName
 from rollcast.producer.spool.read import TENSORS_NAME
-from rollcast.producer.spool.write import commit_bundle, is_filled
+from rollcast.producer.spool.write import commit_bundle, failure_of, is_filled
 from rollcast.producer.stats import Counters, StatsFile
 from rollcast.schemas.events import TRAIN_STREAM, DpShard
 
 _LOOK_EVERY_S = 0.005
 _TEND_EVERY_S = 1.0
-_KEPT_MARKS = 10_000
 _NICE = 10
 
 _log = logging.getLogger("rollcast.producer")
@@ -48,8 +46,16 @@ class CommitJob:
     peers: int
 
 
+class _PeerError(SpoolError):
+    """A context-parallel peer says that it could not copy its part."""
+
+
 class Committer:
-    """Commits in the background; its thread starts with the first rollout, so nothing runs before a fork."""
+    """Commits in the background; its thread starts with the first rollout, so nothing runs before a fork.
+
+    Attributes:
+        open_jobs: jobs that wait or are being worked on.
+    """
 
     def __init__(self, session: Session, counters: Counters, launcher: ShipperLauncher | None) -> None:
         config, layout = session.config, session.layout
@@ -61,17 +67,16 @@ class Committer:
         self._shards_here, self._spare_bytes = session.shards_here, 0
         self._jobs: queue.SimpleQueue[CommitJob | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._open_jobs = 0
+        self.open_jobs = 0
         self._has_committed = False
         self._troubles: dict[str, str] = {}
-        # Small, and few: marks that a full disk has not taken. A rollout without one would look lost, not dropped.
-        self._unmarked: deque[CommitJob] = deque(maxlen=_KEPT_MARKS)
+        self._marks = DropMarks(session)
         self._lock = threading.Lock()
 
     @property
-    def busy(self) -> bool:
-        """Tells whether a job is waiting or being worked on."""
-        return self._open_jobs > 0
+    def unannounced(self) -> int:
+        """Number of dropped rollouts of which the spool has no mark yet."""
+        return self._marks.waiting
 
     def start(self) -> None:
         """Starts the thread, unless it runs: also a peer that commits nothing has mappings to prepare."""
@@ -83,7 +88,7 @@ class Committer:
         """Takes a job; returns at once."""
         self.start()
         with self._lock:
-            self._open_jobs += 1
+            self.open_jobs += 1
         self._jobs.put(job)
 
     def close(self, timeout_s: float) -> bool:
@@ -109,15 +114,10 @@ class Committer:
             if job is None:
                 self._record()
                 return
-            try:
-                self._commit_or_drop(job)
-            except Exception as exc:  # noqa: BLE001  # the thread must live on, whatever became of one bundle
-                _log.error("rollout %d: its mark could not be committed yet: %r", job.name.rollout_id, exc)
-                self._unmarked.append(_dropped(job, "its bundle could not be committed"))
-            finally:
-                self._has_committed = True
-                with self._lock:
-                    self._open_jobs -= 1
+            self._commit_or_drop(job)
+            self._has_committed = True
+            with self._lock:
+                self.open_jobs -= 1
             self._tend()
 
     def _tend(self) -> None:
@@ -133,7 +133,7 @@ class Committer:
         self._try("have its pool prepared", self._files.prefault)
 
     def _record(self) -> None:
-        self._try("take the marks of dropped rollouts", self._mark_dropped)
+        self._try("take the marks of dropped rollouts", self._marks.commit)
         self._try("take this rank's counters", self._stats.write)
 
     def _try(self, what: str, work: Callable[[], None]) -> None:
@@ -147,55 +147,43 @@ class Committer:
             self._troubles[what] = why
             _log.error("the spool %s cannot %s now: %s", self._spool.path, what, why)
 
-    def _mark_dropped(self) -> None:
-        while self._unmarked:
-            self._commit(self._unmarked[0])
-            self._unmarked.popleft()
-
     def _keep_spares(self) -> None:
         if self._spare_bytes:
             self._spool.pool.keep_spares(self._shards_here, self._spare_bytes)
 
     def _commit_or_drop(self, job: CommitJob) -> None:
-        if job.content is not None:
-            try:
-                self._commit(job)
-            except Exception as exc:  # noqa: BLE001  # whatever it is, the rollout becomes a dropped one
-                _log.error("rollout %d is dropped: %s", job.name.rollout_id, exc)
-                self._counters.dropped(DropReason.NOT_COMMITTED)
-                job = _dropped(job, f"its bundle could not be committed: {exc}")
-            else:
-                self._counters.published(job.shard.raw_bytes)
-                return
-        self._commit(job)
+        if job.content is None:
+            self._marks.put(job.name, job.shard)
+            return
+        try:
+            self._commit(job, job.content)
+        except Exception as exc:  # noqa: BLE001  # whatever it is, the rollout becomes a dropped one
+            _log.error("rollout %d is dropped: %s", job.name.rollout_id, exc)
+            self._counters.dropped(DropReason.NOT_COPIED if isinstance(exc, _PeerError) else DropReason.NOT_COMMITTED)
+            self._marks.put(job.name, _dropped(job.shard, f"its bundle could not be committed: {exc}"))
+        else:
+            self._counters.published(job.shard.raw_bytes)
 
-    def _commit(self, job: CommitJob) -> None:
+    def _commit(self, job: CommitJob, content: ShardRecords) -> None:
         if not self._spool.is_intact():
             raise SpoolError(f"the spool {self._spool.path} was removed or replaced")
-        committed = self._spool.committed(self._run_id, job.name)
-        if job.content is None:
-            # What was filled of it would take room until the next start.
-            shutil.rmtree(self._spool.filling(self._run_id, job.name), ignore_errors=True)
-            # What has the name already is whole and will be shipped; a mark would contradict it.
-            with contextlib.suppress(BundleExistsError):
-                commit_bundle(self._spool.marking(self._run_id, job.name), committed, None, job.shard)
-            return
         filling = self._spool.filling(self._run_id, job.name)
         self._wait_filled(filling, job.peers)
         if job.shard.stream == TRAIN_STREAM:
             self._spare_bytes = (filling / TENSORS_NAME).stat().st_size
-        commit_bundle(filling, committed, job.content, job.shard, fsync=self._fsync)
+        committed = self._spool.committed(self._run_id, job.name)
+        commit_bundle(filling, committed, content, job.shard, fsync=self._fsync)
 
     def _wait_filled(self, filling: Path, peers: int) -> None:
         # Looking, not waiting on a primitive: the peers are other processes, and only the file system is shared.
         deadline = time.monotonic() + self._fill_timeout_s
         while not is_filled(filling, peers):
+            if (failure := failure_of(filling)) is not None:
+                raise _PeerError(failure)
             if time.monotonic() > deadline:
                 raise SpoolError(f"a context-parallel peer did not fill its part within {self._fill_timeout_s:g} s")
             time.sleep(_LOOK_EVERY_S)
 
 
-def _dropped(job: CommitJob, reason: str) -> CommitJob:
-    reason = job.shard.dropped_reason or reason
-    shard = replace(job.shard, sample_count=0, raw_bytes=0, replaced_values=0, dropped_reason=reason)
-    return CommitJob(name=job.name, content=None, shard=shard, peers=job.peers)
+def _dropped(shard: DpShard, reason: str) -> DpShard:
+    return replace(shard, sample_count=0, raw_bytes=0, replaced_values=0, dropped_reason=reason)

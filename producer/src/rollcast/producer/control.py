@@ -23,6 +23,7 @@ class Vote(IntEnum):
     FAILED = 3
     REPEATED = 4
     OFF = 5
+    UNEXPECTED = 6
 
 
 _REASONS = {
@@ -31,7 +32,14 @@ _REASONS = {
     Vote.FAILED: (DropReason.NOT_CREATED, "the bundle could not be created"),
     Vote.REPEATED: (DropReason.REPEATED, "this rollout was published before in this attempt"),
     Vote.OFF: (DropReason.OFF, "publishing is switched off there"),
+    Vote.UNEXPECTED: (DropReason.UNEXPECTED, "something unexpected happened"),
 }
+_VOTES = {kind: vote for vote, (kind, _) in _REASONS.items()}
+
+
+def vote_for(reason: DropReason) -> Vote:
+    """Returns how a rank votes that has this reason to drop a rollout."""
+    return _VOTES[reason]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,18 +12,19 @@ from rollcast.producer.background import Background
 from rollcast.producer.committer import CommitJob
 from rollcast.producer.config import PublisherConfig
 from rollcast.producer.context_parallel import ContextLayout
-from rollcast.producer.control import Control, Refusal, Vote, decide
-from rollcast.producer.copy import copy_own, receive_from, send_own
-from rollcast.producer.errors import ControlError, ProducerError, RolloutDataError, SpoolFullError
+from rollcast.producer.control import Control, Refusal, Vote, decide, vote_for
+from rollcast.producer.copy import copy_own
+from rollcast.producer.errors import ControlError, ProducerError, RolloutDataError
+from rollcast.producer.gather import receive_pieces, send_pieces
 from rollcast.producer.parallel import current_layout
 from rollcast.producer.plan import ShardPlan, make_plan
-from rollcast.producer.result import DropReason, PublishResult, PublishStatus, Stopwatch
+from rollcast.producer.quota import Quota
+from rollcast.producer.result import DropReason, PublishResult, PublishStatus, Stopwatch, drop_reason_of
 from rollcast.producer.session import Session, open_session
 from rollcast.producer.spool.folder import BundleName
 from rollcast.producer.spool.usage import SpoolUsage
 from rollcast.producer.spool.write import BundleWriter
 from rollcast.producer.stats import Counters, PublisherStats
-from rollcast.schemas.errors import ContractError
 
 # Digest and part count of a slot, and some room for the rest of the event.
 _CLOSING_BYTES_A_SLOT = 20
@@ -57,8 +58,9 @@ class Publisher:
         self._seen: set[int] = set()
         self._process = os.getpid()
         self._counters = Counters()
-        self._held: Callable[[], SpoolUsage] = SpoolUsage
+        self._quota: Quota | None = None
         self._background: Background | None = None
+        self._closed: bool | None = None
         self._disabled: str | None = None
         # Once it is true, no rank enters the control collective any more.
         self._everybody_off = False
@@ -91,7 +93,11 @@ class Publisher:
         Raises:
             ProducerError: only with `strict`.
         """
-        return self._guarded(lambda watch: self._publish(watch, rollout_id, rollout_data), f"rollout {rollout_id}")
+        return self._guarded(
+            lambda watch: self._publish(watch, rollout_id, rollout_data),
+            f"rollout {rollout_id}",
+            counts=self._layout.is_writer,
+        )
 
     def publish_alone(self, stream_kind: str, make_data: Callable[[], Mapping[str, Any]]) -> PublishResult:
         """Hands over records of this rank alone, as the next of its own stream, without asking its peers.
@@ -103,35 +109,43 @@ class Publisher:
         Raises:
             ProducerError: only with `strict`.
         """
-        return self._guarded(lambda _: self._publish_alone(stream_kind, make_data), f"a {stream_kind} record")
+        return self._guarded(
+            lambda _: self._publish_alone(stream_kind, make_data), f"a {stream_kind} record", counts=True
+        )
 
     @property
     def stats(self) -> PublisherStats:
-        """What this rank has published, dropped and waited so far, and what the spool holds."""
-        return self._counters.snapshot(self._held())
+        """What this rank has published, dropped and waited so far, and what the spool held when it was looked at."""
+        return self._counters.snapshot(self._quota)
 
     def close(self, timeout_s: float) -> bool:
-        """Commits what is filled and waits for Kafka to have it; tells whether all of this rank was delivered.
+        """Ends the publisher: commits what is filled, and waits for Kafka to have it.
 
-        It takes some seconds longer where what is filled could not be committed within the bound. What is not
-        delivered by then stays in the spool, and the shipper goes on with it. Nothing can be published afterwards.
+        True says that nothing of this rank is missing there: it could publish, nothing that it was given was dropped
+        or set aside, and its spool has no bundle of it any more, those of earlier starts included. A shard is its
+        writer's; other ranks answer for their policy-loss calls alone. Otherwise False, and a warning says what is
+        missing, where it is, and who goes on with it, if anybody does.
+
+        It takes at most `timeout_s`, and 5 s more where what is filled could not be committed within it. Nothing can
+        be published afterwards. A second call returns the same at once; in a forked child, False and nothing is done.
         """
-        background, self._background = self._background, None
-        was_on = self._disabled is None
-        if background is None:
-            return was_on
-        # Also where publishing was switched off meanwhile: what was filled before is to be committed and shipped.
-        delivered = background.close(timeout_s)
-        self._disabled, self._everybody_off = "the publisher is closed", True
-        return delivered and was_on
+        if os.getpid() != self._process:
+            return False
+        if self._closed is None:
+            was_on, background = self._disabled is None, self._background
+            # Also where publishing was switched off meanwhile: what was filled before is to be committed and shipped.
+            delivered = background is None or background.close(timeout_s)
+            self._disabled, self._everybody_off = "the publisher is closed", True
+            self._closed = delivered and was_on
+        return self._closed
 
     def _start(self, session: Session) -> None:
         background = self._background = Background(session, self._counters)
-        self._held = session.quota.held
+        self._quota = session.quota
         self._committer = background.committer
         self._alone = AlonePublisher(session, self._committer, self._counters)
 
-    def _guarded(self, work: Callable[[Stopwatch], PublishResult], what: str) -> PublishResult:
+    def _guarded(self, work: Callable[[Stopwatch], PublishResult], what: str, *, counts: bool) -> PublishResult:
         watch = Stopwatch()
         if not self._layout.takes_part:
             return PublishResult(status=PublishStatus.NOT_INVOLVED)
@@ -139,7 +153,8 @@ class Publisher:
             # The commit thread and the collective belong to the process that made this object.
             return PublishResult(status=PublishStatus.DISABLED, reason="the publisher was made before a fork")
         if self._everybody_off:
-            self._count_drop(DropReason.OFF)
+            if counts:
+                self._counters.dropped(DropReason.OFF)
             return PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
         try:
             result = work(watch)
@@ -148,6 +163,8 @@ class Publisher:
             if self._config.strict:
                 raise
             self._disable(f"publishing {what} failed: {exc!r}")
+            if counts:
+                self._counters.dropped(DropReason.OFF if isinstance(exc, ControlError) else DropReason.UNEXPECTED)
             result = PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
         stall_s = watch.total_s
         self._counters.stalled(stall_s)
@@ -193,9 +210,10 @@ class Publisher:
             _discard(prepared)
             raise
         except Exception as exc:  # noqa: BLE001  # whatever it is, this rollout alone is lost
-            return self._give_up(name, exc)
+            return self._give_up(name, bundle, exc)
         watch.lap("copy")
-        self._session.quota.add(plan.data_bytes, self._session.shards_here)
+        shards = self._session.shards_here
+        self._session.quota.add(self._session.rollout_key(name), SpoolUsage(shards * plan.data_bytes, shards))
         self._committer.start()
         if self._layout.is_writer:
             fillers = self._layout.context_parallel_size if self._session.in_place else 1
@@ -243,15 +261,12 @@ class Publisher:
     def _vote_for(self, error: Exception, rollout_id: int) -> Vote:
         if rollout_id in self._seen:
             return Vote.REPEATED
-        if isinstance(error, SpoolFullError):
-            return Vote.SPOOL_FULL
-        return Vote.BAD_DATA if isinstance(error, (ContractError, TypeError, ValueError)) else Vote.FAILED
+        return vote_for(drop_reason_of(error))
 
     def _await_room(self, name: BundleName, plan: ShardPlan) -> None:
-        unfinished = self._session.spool.unfinished(self._config.run_id, name)
-        self._session.quota.await_room(
-            plan.data_bytes, self._session.shards_here, unfinished, self._config.block_up_to_s
-        )
+        session = self._session
+        key = session.rollout_key(name)
+        session.quota.await_room(plan.data_bytes, session.shards_here, key, self._config.block_up_to_s)
 
     def _check_spool(self) -> None:
         spool = self._session.spool
@@ -271,18 +286,11 @@ class Publisher:
         return copied
 
     def _send_and_receive(self, plan: ShardPlan, bundle: BundleWriter | None) -> int:
-        layout, bucket_bytes = self._layout, self._config.gather_bucket_bytes
+        bucket_bytes = self._config.gather_bucket_bytes
         if bundle is None:
-            send = self._control.sender_to(layout.data_parallel_rank, 0)
-            return send_own(plan, layout.context_parallel_rank, send, bucket_bytes)
-        failed = []
-        # All messages are taken before anything of this rank can fail: nobody must be left sending.
-        for peer in range(1, layout.context_parallel_size):
-            receive = self._control.receiver_from(layout.data_parallel_rank, peer)
-            if not receive_from(plan, peer, receive, bundle.file.data, bucket_bytes):
-                failed.append(peer)
-        if failed:
-            raise ProducerError(f"context-parallel peers {failed} could not read their records")
+            return send_pieces(plan, self._layout, self._control, bucket_bytes)
+        # Before anything of this rank can fail: nobody must be left sending.
+        receive_pieces(plan, self._layout, self._control, bundle.file.data, bucket_bytes)
         copied = copy_own(plan, 0, bundle.file.data)
         bundle.mark_filled(0)
         return copied
@@ -290,7 +298,7 @@ class Publisher:
     def _refuse(self, name: BundleName, refusal: Refusal, prepared: _Prepared | Exception) -> PublishResult:
         error = prepared if isinstance(prepared, Exception) else None
         _discard(prepared)
-        reason = f"{refusal.reason}: {error}" if error else refusal.reason
+        reason = f"{refusal.reason}; here, on rank {self._layout.rank}: {error}" if error else refusal.reason
         if refusal.final:
             self._everybody_off = True
             self._disable(self._disabled or refusal.reason)
@@ -298,12 +306,14 @@ class Publisher:
             return PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
         if refusal.announced:
             self._seen.add(name.rollout_id)
-            self._announce_drop(name, refusal.reason)
+            self._announce_drop(name, reason)
         return self._dropped(name, refusal.kind, reason, error)
 
-    def _give_up(self, name: BundleName, error: Exception) -> PublishResult:
+    def _give_up(self, name: BundleName, bundle: BundleWriter | None, error: Exception) -> PublishResult:
         """Drops an agreed rollout that this rank could not copy: without its mark the bundle is never committed."""
         reason = f"rank {self._layout.rank} could not copy its records: {error!r}"
+        if bundle is not None:
+            bundle.mark_failed(self._layout.context_parallel_rank, reason)
         self._announce_drop(name, reason)
         return self._dropped(name, DropReason.NOT_COPIED, reason, error)
 

@@ -5,6 +5,9 @@ from collections import defaultdict
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rollcast.producer.errors import SpoolError, SpoolFullError
+from rollcast.schemas.errors import ContractError
+
 
 class PublishStatus(StrEnum):
     """What became of a rollout on this rank."""
@@ -25,7 +28,17 @@ class DropReason(StrEnum):
     NOT_CREATED = "not_created"
     NOT_COPIED = "not_copied"
     NOT_COMMITTED = "not_committed"
+    UNEXPECTED = "unexpected"
     OFF = "off"
+
+
+def drop_reason_of(error: Exception) -> DropReason:
+    """Returns the word for what went wrong before anything was copied."""
+    if isinstance(error, SpoolFullError):
+        return DropReason.SPOOL_FULL
+    if isinstance(error, (ContractError, TypeError, ValueError)):
+        return DropReason.BAD_DATA
+    return DropReason.NOT_CREATED if isinstance(error, (SpoolError, OSError)) else DropReason.UNEXPECTED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -58,6 +58,10 @@ class Session:
         """Sources of the bundles that this rank commits."""
         return {f"loss{self.layout.rank}"} | ({self.shard_source} if self.layout.is_writer else set[str]())
 
+    def rollout_key(self, name: BundleName) -> str:
+        """Returns what tells the rollout of a bundle from all others in the spool."""
+        return self.spool.rollout_key(self.config.run_id, name)
+
     def closing_event(
         self, rollout_id: int, plan: ShardPlan | None, *, dropped_reason: str | None = None, stream: str = TRAIN_STREAM
     ) -> DpShard:
@@ -101,14 +105,14 @@ class Session:
         """
         return BundleWriter(self.spool.filling(self.config.run_id, name), plan, self.files)
 
-    def set_aside(self) -> bool:
-        """Tells whether a bundle of this rank and attempt could not be shipped."""
+    def set_aside(self) -> int:
+        """Returns how many bundles of this rank and attempt could not be shipped."""
         names = self.spool.poisoned(self.config.run_id)
-        return any(name.source in self.own_sources and name.attempt == self.attempt for name in names)
+        return sum(name.source in self.own_sources and name.attempt == self.attempt for name in names)
 
-    def waiting(self) -> bool:
-        """Tells whether a bundle of this rank is still in the spool."""
-        return any(name.source in self.own_sources for name, _ in self.spool.bundles_of(self.config.run_id))
+    def waiting(self) -> int:
+        """Returns how many bundles of this rank are still in the spool, marks of dropped rollouts included."""
+        return sum(name.source in self.own_sources for name, _ in self.spool.bundles_of(self.config.run_id))
 
 
 def open_session(config: PublisherConfig, layout: ParallelLayout, control: Control) -> Session:

@@ -4,11 +4,11 @@ import json
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rollcast.producer.quota import Quota
 from rollcast.producer.result import DropReason
-from rollcast.producer.spool.usage import SpoolUsage
 from rollcast.schemas.topics import file_name_for
 
 _HEARTBEAT_S = 10.0
@@ -23,16 +23,22 @@ class PublisherStats:
         dropped: the same that were dropped, by `DropReason`; every reason is there.
         bytes: tensor bytes of what was published.
         stall_seconds: seconds that the training thread spent in `publish`.
-        spool_bytes: about what the spool holds, of all ranks and runs that share it.
+        spool_bytes: what the spool held when it was measured, of all ranks and runs that share it, and what this rank
+            and its peers have added since.
         spool_bundles: number of bundles of the same.
+        spool_marks: number of marks of dropped rollouts of the same.
+        spool_measured_at_ms: when that was, in milliseconds since the epoch: at start, and about every second once the
+            first rollout is published; 0 where there is no spool.
     """
 
     published: int
     dropped: Mapping[str, int]
     bytes: int
     stall_seconds: float
-    spool_bytes: int
-    spool_bundles: int
+    spool_bytes: int = 0
+    spool_bundles: int = 0
+    spool_marks: int = 0
+    spool_measured_at_ms: int = 0
 
 
 class Counters:
@@ -61,17 +67,25 @@ class Counters:
         with self._lock:
             self._stall_seconds += seconds
 
-    def snapshot(self, held: SpoolUsage) -> PublisherStats:
-        """Returns the numbers as they are now."""
+    def snapshot(self, quota: Quota | None = None) -> PublisherStats:
+        """Returns the numbers as they are now, and what is known of the spool."""
         with self._lock:
-            return PublisherStats(
+            counted = PublisherStats(
                 published=self._published,
                 dropped=dict(self._dropped),
                 bytes=self._bytes,
                 stall_seconds=self._stall_seconds,
-                spool_bytes=held.size,
-                spool_bundles=held.bundles,
             )
+        if quota is None:
+            return counted
+        held = quota.held
+        return replace(
+            counted,
+            spool_bytes=held.size,
+            spool_bundles=held.bundles,
+            spool_marks=held.marks,
+            spool_measured_at_ms=quota.measured_at_ms,
+        )
 
 
 class StatsFile:
@@ -89,7 +103,7 @@ class StatsFile:
         Raises:
             OSError: the disk does not take it.
         """
-        stats = self._counters.snapshot(SpoolUsage())
+        stats = self._counters.snapshot()
         now = time.monotonic()
         if stats == self._written and now < self._next_beat:
             return

@@ -27,8 +27,13 @@ UNSUPPORTED_KEY = "__rollcast_unsupported__"
 _log = logging.getLogger("rollcast.schemas")
 
 
+# Of the process, because the same field has such values in every rollout; few, because names may come from anywhere.
+_warned_fields: set[str] = set()
+_MAX_WARNED_FIELDS = 1000
+
+
 class Replaced:
-    """Counts the values that a marker stands for, and warns once for each field.
+    """Counts the values that a marker stands for; warns once for each field in a process, and of few fields.
 
     Attributes:
         count: values replaced so far.
@@ -36,15 +41,14 @@ class Replaced:
 
     def __init__(self) -> None:
         self.count = 0
-        self._warned: set[str] = set()
 
     def marker(self, field: str, value: object) -> dict[str, str]:
         """Returns the marker for `value`, which stood in `field`."""
         kind = type(value)
         name = f"{kind.__module__}.{kind.__qualname__}"
         self.count += 1
-        if field not in self._warned:
-            self._warned.add(field)
+        if field not in _warned_fields and len(_warned_fields) < _MAX_WARNED_FIELDS:
+            _warned_fields.add(field)
             _log.warning(
                 "field %r: a value of type %s cannot be carried; a marker stands in its place. "
                 "Remove it from rollout_data or convert it to tensors and plain values",

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from rollcast.schemas.install import install_command
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-EXTRA_REMEDY = "pip install 'rollcast[broker]'"
+EXTRA_REMEDY = install_command("broker")
 
 
 def with_log(what: str, log_path: Path, last_lines: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ import sys
 
 from rollcast.consumer.errors import ConsumerError, ShutdownTimeoutError
 from rollcast.schemas import ContractError
+from rollcast.schemas.install import install_command
 
 __all__ = ["main"]
 
@@ -38,4 +39,4 @@ def _missing(package: str, arguments: list[str]) -> str:
     subcommand = arguments[0] if arguments and arguments[0] in _SUBCOMMANDS else None
     extra = "broker" if subcommand == "broker" else "consumer"
     name = f"rollcast {subcommand}" if subcommand else "rollcast"
-    return f"{name} needs {package}: pip install 'rollcast[{extra}]'"
+    return f"{name} needs {package}: {install_command(extra)}"

@@ -57,15 +57,23 @@ def first_fit_pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     Every index goes, in order, to the first bin that has room for it.
     """
     bins: list[list[int]] = []
-    room: list[int] = []
+    leaves = 1 << max(len(lengths) - 1, 0).bit_length()
+    # A tree, because looking at one bin after the other is quadratic: from entry `leaves` on the room of each bin, also
+    # of those not opened yet, and in each entry before, the most room below it.
+    room = [capacity] * (2 * leaves)
     for index, length in enumerate(lengths):
-        place = next((place for place, free in enumerate(room) if length <= free), None)
-        if place is None:
-            bins.append([index])
-            room.append(capacity - length)
-        else:
-            bins[place].append(index)
-            room[place] -= length
+        node = 1
+        if length > room[node]:
+            node = leaves + len(bins)
+        while node < leaves:
+            node = 2 * node if length <= room[2 * node] else 2 * node + 1
+        if node - leaves == len(bins):
+            bins.append([])
+        bins[node - leaves].append(index)
+        room[node] -= length
+        while node > 1:
+            node //= 2
+            room[node] = max(room[2 * node], room[2 * node + 1])
     return bins
 
 

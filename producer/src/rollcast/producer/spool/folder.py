@@ -51,6 +51,11 @@ class BundleName:
     def __str__(self) -> str:
         return f"{self.rollout_id}-a{self.attempt}-{self.source}"
 
+    @property
+    def rollout(self) -> str:
+        """What the bundles of all shards of one rollout have in common; one policy-loss call is alone."""
+        return f"{self.rollout_id}-a{self.attempt}-{'dp' if self.source.startswith('dp') else self.source}"
+
     @staticmethod
     def parse(text: str) -> "BundleName | None":
         """Returns the name, or None where `text` is none."""
@@ -108,10 +113,9 @@ class SpoolFolder:
         """Returns where a bundle is filled."""
         return self.run_folder(run_id) / f".{name}{_FILLING}"
 
-    def unfinished(self, run_id: str, name: BundleName) -> str:
-        """Returns how the paths begin where the bundles of one rollout are filled, or of one policy-loss call."""
-        source = "dp" if name.source.startswith("dp") else f"{name.source}."
-        return str(self.run_folder(run_id) / f".{name.rollout_id}-a{name.attempt}-{source}")
+    def rollout_key(self, run_id: str, name: BundleName) -> str:
+        """Returns what tells a rollout of a run, or one policy-loss call, from all others in the spool."""
+        return f"{file_name_for(run_id)}/{name.rollout}"
 
     def marking(self, run_id: str, name: BundleName) -> Path:
         """Returns where the mark of a dropped rollout is made; not where peers may still be giving up the bundle."""
@@ -131,15 +135,12 @@ class SpoolFolder:
         with contextlib.suppress(FileNotFoundError):
             for run in self.path.iterdir():
                 if run.is_dir() and not run.name.startswith(".") and destination in (None, _destination_of(run)):
-                    found.extend(
-                        (name, entry) for entry in run.iterdir() if (name := BundleName.parse(entry.name)) is not None
-                    )
+                    found += _bundles_in(run)
         return sorted(found)
 
     def bundles_of(self, run_id: str) -> list[tuple[BundleName, Path]]:
         """Returns the committed bundles of one run, in rollout order."""
-        folder = file_name_for(run_id)
-        return [(name, path) for name, path in self.bundles() if path.parent.name == folder]
+        return sorted(_bundles_in(self.run_folder(run_id)))
 
     def sweep_unfinished(self, run_id: str, attempt: int) -> None:
         """Removes what dead trainers left half-filled: earlier attempts of the run, and any where no trainer lives.
@@ -217,6 +218,12 @@ class SpoolFolder:
     def has_trainers(self) -> bool:
         """Tells whether a writer of this spool is alive."""
         return is_held(self.path / ".trainers.lock")
+
+
+def _bundles_in(run: Path) -> list[tuple[BundleName, Path]]:
+    with contextlib.suppress(FileNotFoundError):
+        return [(name, entry) for entry in run.iterdir() if (name := BundleName.parse(entry.name)) is not None]
+    return []
 
 
 def _destination_of(run: Path) -> str | None:

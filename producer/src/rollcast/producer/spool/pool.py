@@ -16,6 +16,8 @@ _MAX_FILES = 64
 _MAX_CUT = 4
 _SMALL_BYTES = 1024**2
 _LOCK_TIMEOUT_S = 20.0
+# For who is about to publish: a new file is dearer than a recycled one, but not as dear as a long wait.
+_TAKE_TIMEOUT_S = 0.03
 # On a file of the pool this bit says that the file must not grow; it has no other meaning there.
 _FIXED = stat.S_ISVTX
 
@@ -28,7 +30,8 @@ class TensorPool:
     Args:
         folder: of the pool.
         max_bytes: what would make the pool larger is removed instead.
-        lock_timeout_s: longest wait for another process that gives or takes; it may have been stopped.
+        lock_timeout_s: longest wait for another process that gives or takes, which may have been stopped; who takes
+            waits for an instant only.
     """
 
     def __init__(
@@ -43,8 +46,10 @@ class TensorPool:
             for path in self._folder.iterdir():
                 # Somebody may take it meanwhile.
                 with contextlib.suppress(FileNotFoundError):
-                    if not path.name.startswith("."):
-                        found.append((path.stat().st_size, path))
+                    status = path.stat()
+                    # One that has another name was taken by a process that died before it had removed this one.
+                    if not path.name.startswith(".") and status.st_nlink == 1:
+                        found.append((status.st_size, path))
         return sorted(found)
 
     def give(self, file: Path) -> None:
@@ -68,29 +73,38 @@ class TensorPool:
     def take(self, target: Path, size: int) -> None:
         """Makes sure that `target` is there and has `size`, as the file of the pool that fits best, or as a new one.
 
-        Peers that take the same target get the same file, whoever comes first.
+        Peers that take the same target get the same file, whoever comes first, and whether or not they find the pool
+        locked: then it is a new one.
 
         Raises:
-            OSError: there is no room, or no lock; a new file was really reserved, so a later write cannot fail.
+            OSError: there is no room; what is new of the file was really reserved, so a later write cannot fail.
         """
-        with self._locked():
+        with contextlib.suppress(TimeoutError), self._locked(_TAKE_TIMEOUT_S):
             if not target.exists():
-                files = self.files()
-                # Else the largest of the smaller ones, which has to grow the least.
-                fitting = [path for available, path in files if _fits(available, size)] or [
-                    path for available, path in files if available < size and not path.stat().st_mode & _FIXED
-                ][-1:]
-                if fitting:
-                    fitting[0].rename(target)
-            try:
-                _reserve(target, size)
-            except OSError as exc:
-                if exc.errno not in {errno.ENOSPC, errno.EDQUOT}:
-                    raise
-                # Files that nobody needs must not be what fills the disk.
+                self._recycle(target, size)
+        # Under no lock: it takes a while, and peers that do it at the same time do the same.
+        try:
+            _reserve(target, size)
+        except OSError as exc:
+            if exc.errno not in {errno.ENOSPC, errno.EDQUOT}:
+                raise
+            # Files that nobody needs must not be what fills the disk.
+            with contextlib.suppress(TimeoutError), self._locked(_TAKE_TIMEOUT_S):
                 for _, path in self.files():
                     _remove(path)
-                _reserve(target, size)
+            _reserve(target, size)
+
+    def _recycle(self, target: Path, size: int) -> None:
+        files = self.files()
+        # Else the largest of the smaller ones, which has to grow the least.
+        fitting = [path for available, path in files if _fits(available, size)] or [
+            path for available, path in files if available < size and not path.stat().st_mode & _FIXED
+        ][-1:]
+        if fitting:
+            # Not renamed: a peer that found the pool locked may have made the target meanwhile, and be filling it.
+            with contextlib.suppress(FileExistsError):
+                target.hardlink_to(fitting[0])
+                fitting[0].unlink()
 
     def fix_size(self, file: Path) -> int:
         """Returns the size of a file of the pool, which may be cut from now on, but never grows again.
@@ -137,14 +151,13 @@ class TensorPool:
         return within and 2 * size <= disk.f_bavail * disk.f_frsize
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self, timeout_s: float | None = None) -> Iterator[None]:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / ".lock"
-        held = lock(path, wait_s=self._lock_timeout_s)
+        timeout_s = self._lock_timeout_s if timeout_s is None else timeout_s
+        held = lock(path, wait_s=timeout_s)
         if held is None:
-            raise TimeoutError(
-                errno.ETIMEDOUT, f"another process has held {path} for {self._lock_timeout_s:g} s; is it stopped?"
-            )
+            raise TimeoutError(errno.ETIMEDOUT, f"another process has held {path} for {timeout_s:g} s; is it stopped?")
         with held:
             yield
 
@@ -171,6 +184,10 @@ def _reserve(file: Path, size: int) -> None:
         if size < present:
             os.ftruncate(descriptor, size)
         elif size > present:
+            disk = os.fstatvfs(descriptor)
+            if size - present > disk.f_bavail * disk.f_frsize:
+                # Not tried: until it fails it would take the last room from what is being committed meanwhile.
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
             # Without a reservation a full disk would show as SIGBUS in the middle of a copy.
             os.posix_fallocate(descriptor, present, size - present)
     finally:

@@ -1,5 +1,6 @@
 """Writes a bundle: one shard of a rollout on disk, as one tensor file and one Avro file."""
 
+import contextlib
 import errno
 import os
 import shutil
@@ -18,7 +19,7 @@ from rollcast.schemas.events import SHARD_SLOT, Column, DpShard, SamplePart, Ten
 from rollcast.schemas.framing import event_to_avro
 from rollcast.schemas.tensors import dtype_name
 
-_FILLED = "filled."
+_FILLED, _FAILED = "filled.", "failed."
 
 
 class BundleWriter:
@@ -51,6 +52,15 @@ class BundleWriter:
         self.file.close()
         (self.path / f"{_FILLED}{context_parallel_rank}").touch()
 
+    def mark_failed(self, context_parallel_rank: int, reason: str) -> None:
+        """Says that this peer's bytes will not come, so that nobody waits for them."""
+        self.file.close()
+        # Where even that fails, the wait for the peer has a bound.
+        with contextlib.suppress(OSError):
+            half = self.path / f".{_FAILED}{context_parallel_rank}"
+            half.write_text(reason)
+            half.rename(self.path / f"{_FAILED}{context_parallel_rank}")
+
     def discard(self) -> None:
         """Gives the bundle up; every peer may call it."""
         self.file.close()
@@ -60,6 +70,14 @@ class BundleWriter:
 def is_filled(filling: Path, peers: int) -> bool:
     """Tells whether every peer has filled its part."""
     return all((filling / f"{_FILLED}{rank}").exists() for rank in range(peers))
+
+
+def failure_of(filling: Path) -> str | None:
+    """Returns why a peer could not fill its part; None where none says so."""
+    with contextlib.suppress(OSError):
+        for note in filling.glob(f"{_FAILED}*"):
+            return note.read_text(errors="replace")
+    return None
 
 
 def commit_bundle(
