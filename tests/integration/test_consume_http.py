@@ -162,6 +162,49 @@ async def test_a_full_disk_is_not_ready_and_still_alive_until_there_is_room(inst
         assert (await series_of(daemon))["rollcast_degraded"] == 0
 
 
+async def test_a_dump_with_a_folder_at_its_name_holds_up_no_other_and_is_written_when_that_is_gone(
+    installed: Installation,
+) -> None:
+    in_the_way = installed.folder / "run" / "1.pt"
+    in_the_way.mkdir(parents=True)
+    others = [("run", 2), ("run", 3), ("other", 1)]
+    async with served(installed) as daemon:
+        await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
+        await until(lambda: daemon.stats.retries >= 1)
+        for run_id, rollout_id in others:
+            await installed.send(keyed(run_id, rollout_id, frames_of(run_id, 1, rollout_id, shards(rollout_id))))
+        await installed.dumps(len(others))
+        await until(lambda: daemon.stats.dumps == len(others))
+        status, text = await get(daemon, "/readyz")
+        shown = await series_of(daemon)
+        committed = await installed.committed()
+        assert list((installed.folder / "run").glob(".*.tmp")) == []
+        in_the_way.rmdir()
+        await installed.dumps(len(others) + 1)
+        await until_ready(daemon)
+        after = await series_of(daemon)
+
+    assert status == 503
+    assert "it could not write the dump of run 'run' attempt 1 rollout 1: [Errno 21]" in text
+    assert shown["rollcast_waiting_dumps{'cause': 'name'}"] == shown["rollcast_degraded"] == 1
+    assert shown["rollcast_waiting_dumps{'cause': 'disk'}"] == 0
+    assert after["rollcast_waiting_dumps{'cause': 'name'}"] == after["rollcast_degraded"] == 0
+    assert 0 in [committed.get(partition, 0) for partition in range(2)]
+    for run_id, rollout_id in [("run", 1), *others]:
+        installed.check(run_id, rollout_id, shards(rollout_id))
+
+
+async def test_a_folder_at_the_name_of_a_manifest_costs_that_rollout_alone(installed: Installation) -> None:
+    (installed.folder / "run" / "1.pt.manifest.json").mkdir(parents=True)
+    async with served(installed) as daemon:
+        await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
+        await installed.send(keyed("run", 2, frames_of("run", 1, 2, shards(2))))
+        await installed.dumps(1)
+        await until(lambda: daemon.stats.retries >= 1)
+
+    installed.check("run", 2, shards(2))
+
+
 async def test_a_daemon_that_still_looks_for_its_broker_is_alive_and_not_ready(tmp_path: Path) -> None:
     daemon = Daemon(replace(installation("127.0.0.1:9", tmp_path).config, http_port=0))
     running = asyncio.create_task(daemon.run())

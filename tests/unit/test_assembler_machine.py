@@ -274,6 +274,7 @@ class AssemblerMachine(RuleBasedStateMachine):
         self.cursor[partition] += 1
 
     def make_room(self) -> None:
+        self.try_again()
         if not self.assembler.awaits_finish:
             given_up = self.assembler.give_up_oldest()
             assert given_up is not None
@@ -296,7 +297,7 @@ class AssemblerMachine(RuleBasedStateMachine):
             slot = (event.data_parallel_rank, event.slot)
             return "duplicate" if slot in model.whole() or piece_of(event) in model.held else "held"
         if event.dropped_reason is not None:
-            return "conflict" if model.state == "complete handed out" else "dropped"
+            return "conflict" if model.state.startswith("complete") else "dropped"
         held = model.closing()
         if event.data_parallel_rank in held:
             return "duplicate" if same(held[event.data_parallel_rank], event) else "conflict"
@@ -354,7 +355,7 @@ class AssemblerMachine(RuleBasedStateMachine):
     def note_complete(self, identity: RolloutId, decisions: list[Decision]) -> None:
         completed = [decision.rollout for decision in decisions if isinstance(decision, Complete)]
         model = self.models[identity]
-        assert len(completed) == (model.complete() and model.state != "complete handed out")
+        assert len(completed) == (model.complete() and not model.state.startswith("complete"))
         for rollout in completed:
             assert rollout.id == identity
             assert identity not in self.completed
@@ -459,6 +460,32 @@ class AssemblerMachine(RuleBasedStateMachine):
         if self.latest.get(rollout.id.key) != rollout.id.attempt:
             del self.models[rollout.id]
 
+    @precondition(lambda self: self.handed_out)
+    @rule(holds_up_reading=st.booleans())
+    def fail_to_write(self, holds_up_reading: bool) -> None:
+        """A rollout that was handed out is put back, unless a higher attempt has come."""
+        rollout = self.handed_out.popleft()
+        needed = self.assembler.awaits(rollout)
+        current = self.latest.get(rollout.id.key) == rollout.id.attempt
+        put_back = self.assembler.put_back(rollout, holds_up_reading=holds_up_reading)
+        assert put_back == (needed and current)
+        if put_back:
+            STEPS["put back"] += 1
+            model = self.models[rollout.id]
+            model.state = model.state.replace("handed out", "waits")
+        elif needed:
+            del self.models[rollout.id]
+
+    @rule()
+    def try_again(self) -> None:
+        for identity, model in self.models.items():
+            again = self.assembler.hand_out_again(identity)
+            assert (again is not None) == model.state.endswith("waits")
+            if again is not None:
+                self.check_slots(again, model)
+                model.state = model.state.replace("waits", "handed out")
+                self.handed_out.append(again)
+
     def snapshot_saw(self, rollout: Rollout, model: Model, piece: Piece) -> bool:
         """Returns whether a part of a slot that was not whole came before the snapshot; it is given up then."""
         first = {span.partition: span.last for span in rollout.spans}
@@ -535,6 +562,7 @@ class AssemblerMachine(RuleBasedStateMachine):
                 for event in sent_by(key.run_id, key.rollout_id, attempt, 1):
                     self.topic[partition_of(event)].append(event)
                 self.read(key.rollout_id % 2, 10**6)
+                self.try_again()
                 while self.handed_out:
                     self.publish()
                 if self.store.get(key) == attempt:
@@ -553,7 +581,7 @@ def test_whatever_happens_in_whatever_order_nothing_is_lost_mixed_or_published_t
     run_state_machine_as_test(
         AssemblerMachine,
         settings=settings(
-            max_examples=200,
+            max_examples=240,
             stateful_step_count=60,
             deadline=None,
             derandomize=True,
@@ -562,4 +590,4 @@ def test_whatever_happens_in_whatever_order_nothing_is_lost_mixed_or_published_t
     )
 
     assert STEPS["steps"] >= 10_000
-    assert min(STEPS[kind] for kind in ("records", "complete", "incomplete", "rejected", "restarts")) > 100
+    assert min(STEPS[kind] for kind in ("records", "complete", "incomplete", "rejected", "restarts", "put back")) > 100

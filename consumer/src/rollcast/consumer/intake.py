@@ -33,6 +33,7 @@ from rollcast.consumer.rollout import Place, Rollout, RolloutKey
 from rollcast.consumer.scratch import Scratch
 from rollcast.consumer.stats import Stats
 from rollcast.consumer.store import DumpStore, PublishedDump
+from rollcast.consumer.waiting import is_lasting
 from rollcast.schemas import ContractError, DeadLetter, DpShard, SamplePart
 
 _REMEMBERED_ALARMS = 1024
@@ -186,7 +187,7 @@ class Intake:
                 raise StoppingError("take records")
 
     async def _wait_for_room(self, problem: str, hand_out: Callable[[Rollout], Awaitable[None]]) -> bool:
-        """Returns when a rollout that was handed out is done with, having one handed out if need be; False if none can.
+        """Returns after a try to write a rollout, having one handed out if need be; False if there is none.
 
         Raises:
             StoppingError: the daemon stops.
@@ -194,12 +195,15 @@ class Intake:
         self._room.clear()
         if not self._assembler.awaits_finish:
             given_up = self._assembler.give_up_oldest()
-            if given_up is None:
+            if given_up is not None:
+                self._stats.given_up += 1
+                _log.warning(
+                    "%s is written as incomplete before its time, to make room: %s", given_up.rollout.id, problem
+                )
+                await hand_out(given_up.rollout)
+                del given_up
+            elif not self._assembler.awaits_another_try:
                 return False
-            self._stats.given_up += 1
-            _log.warning("%s is written as incomplete before its time, to make room: %s", given_up.rollout.id, problem)
-            await hand_out(given_up.rollout)
-            del given_up
         await self._retry.wait_for(self._room)
         if not self._room.is_set():
             raise StoppingError("take records")
@@ -232,11 +236,17 @@ class Intake:
                 await self._retry.until_done("announce a dump", partial(self._outputs.announce, published))
 
     async def _published(self, key: RolloutKey) -> PublishedDump | None:
+        def look() -> PublishedDump | None:
+            try:
+                return self._store.published(key)
+            except OSError as exc:
+                if is_lasting(exc):
+                    # It costs this rollout alone: who wants to write its dump is told the same, and waits.
+                    return None
+                raise
+
         loop = asyncio.get_running_loop()
-        return await self._retry.until_done(
-            "read a manifest",
-            lambda: loop.run_in_executor(self._pool, self._store.published, key),
-        )
+        return await self._retry.until_done("read a manifest", lambda: loop.run_in_executor(self._pool, look))
 
     def _note(self, decision: Decision) -> None:
         if isinstance(decision, Duplicate):

@@ -24,7 +24,9 @@ class Phase(Enum):
     COLLECTING = auto()
     INCOMPLETE_HANDED_OUT = auto()
     INCOMPLETE_DURABLE = auto()
+    INCOMPLETE_WAITING = auto()
     COMPLETE_HANDED_OUT = auto()
+    COMPLETE_WAITING = auto()
 
 
 def resident_size(event: SamplePart | DpShard, size: int) -> int:
@@ -58,7 +60,8 @@ class OpenRollout:
         opened_at: when the first record came.
         touched_at: when the last record that was not a repeat came.
         duplicates: repeats seen.
-        phase: whether it was handed out.
+        phase: whether it was handed out, and if so, whether its dump is durable or waits for another try.
+        holds_up_reading: whether reading may wait for that try to succeed.
         was_incomplete: whether it was ever handed out as incomplete.
         serial: of what was handed out last.
     """
@@ -70,6 +73,7 @@ class OpenRollout:
         self.opened_at = self.touched_at = now
         self.resident_bytes = self.duplicates = 0
         self.phase = Phase.COLLECTING
+        self.holds_up_reading = False
         self.was_incomplete = False
         self.serial = 0
         self._wire_bytes = 0

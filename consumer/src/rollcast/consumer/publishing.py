@@ -20,6 +20,7 @@ from rollcast.consumer.retry import Retry
 from rollcast.consumer.rollout import Rollout, SlotCut
 from rollcast.consumer.stats import Stats
 from rollcast.consumer.store import Dump, DumpStore, Manifest, PublishedDump, dump_of
+from rollcast.consumer.waiting import Waiting
 
 _log = logging.getLogger("rollcast.consumer")
 
@@ -35,7 +36,8 @@ class Publishing:
         store: keeps the dumps.
         outputs: announces them.
         gaps: what may be why something is missing.
-        retry: for both.
+        waiting: gets the rollouts whose dump cannot be written now.
+        retry: announces again what Kafka does not take.
         stats: are counted.
         pool: does the work, off the event loop.
     """
@@ -50,6 +52,7 @@ class Publishing:
         store: DumpStore,
         outputs: Outputs,
         gaps: Gaps,
+        waiting: Waiting,
         retry: Retry,
         stats: Stats,
         pool: Executor,
@@ -57,10 +60,10 @@ class Publishing:
         self._config = config
         self._assembler, self._intake, self._letters = assembler, intake, letters
         self._store, self._outputs = store, outputs
-        self._gaps, self._retry, self._stats, self._pool = gaps, retry, stats, pool
+        self._gaps, self._waiting, self._retry, self._stats, self._pool = gaps, waiting, retry, stats, pool
 
     async def publish(self, rollout: Rollout) -> None:
-        """Returns when the rollout is durable and announced, or can never be.
+        """Returns when the rollout is durable and announced, can never be, or waits for another try.
 
         Raises:
             StoppingError: the daemon stops before that; nothing was committed.
@@ -92,9 +95,13 @@ class Publishing:
             return [decision.rollout for decision in decisions if isinstance(decision, Complete)]
         if dump.missing:
             dump = replace(dump, gaps=self._gaps.beside(rollout.spans))
-        published = await self._retry.until_done(
-            f"write the dump of {rollout.id}", lambda: loop.run_in_executor(self._pool, self._store.publish, dump)
-        )
+        try:
+            published = await loop.run_in_executor(self._pool, self._store.publish, dump)
+        except OSError as exc:
+            # Other rollouts go on meanwhile: it may be this one alone that can never be written.
+            self._stats.retries += 1
+            self._waiting.put_back(rollout, exc, loop.time(), refused)
+            return []
         self._stats.dump_seconds += loop.time() - started_at
         await self._retry.until_done(f"announce {rollout.id}", lambda: self._outputs.announce(published))
         self._finish(rollout, complete=not dump.missing, refused=refused)
@@ -102,6 +109,7 @@ class Publishing:
         return []
 
     def _finish(self, rollout: Rollout, *, complete: bool, refused: Sequence[SlotCut] = ()) -> None:
+        self._waiting.written(rollout.id)
         # An incomplete dump says nothing of the records of an open rollout that was begun anew meanwhile.
         if complete or self._assembler.awaits(rollout):
             self._assembler.finish(rollout.id, complete=complete, refused=refused)

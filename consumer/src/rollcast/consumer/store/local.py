@@ -1,5 +1,6 @@
 """Dumps as files in local folders."""
 
+import errno
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -159,6 +160,9 @@ class LocalDumpStore:
     def _written(self, dump: Dump, file: DumpFile) -> Iterator["_Written"]:
         """Yields the file, whole and on the disk, under a temporary name."""
         path = self._named(self._template.path(dump.rollout.id, file.rank), dump)
+        if path.is_dir():
+            # The rename would tell it too, after all of the file was written.
+            raise IsADirectoryError(errno.EISDIR, "a folder has the name of the dump", str(path))
         with temporary_beside(path) as (temporary, opened):
             self._at_step(Step.BEGUN)
             writer = HashingWriter(opened)
