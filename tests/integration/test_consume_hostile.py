@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import MessageSizeTooLargeError
 
 from fixtures.frames import ShardSource, events_of, frames_of
 from fixtures.installation import PART_BYTES, Installation, keyed, running, shards, until
@@ -54,6 +56,28 @@ async def test_a_dead_letter_that_the_broker_refuses_is_counted_and_the_daemon_g
 
     assert dead.value == b"small"
     assert daemon.stats.dead_letters == {"decode": 2}
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+async def test_a_batch_that_would_expand_beyond_the_limit_is_refused_by_the_broker_and_a_small_one_is_read(
+    installed: Installation, compression: str
+) -> None:
+    settings = {"bootstrap_servers": installed.config.bootstrap_servers, "compression_type": compression}
+    async with running(installed.config) as daemon:
+        producer = AIOKafkaProducer(**settings, max_request_size=2**28, acks="all")
+        await producer.start()
+        try:
+            with pytest.raises(MessageSizeTooLargeError):
+                await producer.send_and_wait(installed.topics.records, bytes(2**26), key=b"x")
+            for key, frame in keyed("run", 1, frames_of("run", 1, 1, shards(1))):
+                await producer.send_and_wait(installed.topics.records, frame, key=key)
+        finally:
+            await producer.stop()
+        await installed.dumps(1)
+        await until(lambda: daemon.stats.dumps == 1)
+
+    installed.check("run", 1, shards(1))
+    assert daemon.stats.dead_letters == {}
 
 
 HOSTILE = {

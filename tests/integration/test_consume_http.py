@@ -215,6 +215,34 @@ async def test_a_daemon_that_still_looks_for_its_broker_is_alive_and_not_ready(t
     await running
 
 
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"garbage\r\n\r\n",
+        b"\x16\x03\x01\x02",
+        b"GET /metrics HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nbad\r\n\r\n",
+    ],
+)
+async def test_what_is_no_http_leaves_no_traceback_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, request_bytes: bytes
+) -> None:
+    daemon = Daemon(replace(installation("127.0.0.1:9", tmp_path).config, http_port=0))
+    running = asyncio.create_task(daemon.run())
+    await until(lambda: daemon.http_port is not None)
+    reader, writer = await asyncio.open_connection("127.0.0.1", daemon.http_port)
+    writer.write(request_bytes)
+    writer.write_eof()
+    await reader.read()
+    writer.close()
+    assert (await get(daemon, "/healthz"))[0] == 200
+    daemon.shutdown()
+    await running
+
+    assert [record for record in caplog.records if record.exc_info] == []
+    assert "Traceback" not in caplog.text
+
+
 async def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

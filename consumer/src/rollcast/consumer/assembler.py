@@ -111,6 +111,14 @@ class Assembler:
         rollout = self._open.get(identity)
         return self._superfluous(identity) is None and (rollout is None or rollout.lacks(part))
 
+    def compares(self, part: SamplePart) -> bool:
+        """Returns whether the part would be held if it says something else than the one that is held in its place.
+
+        Its tensors must be placed for that, apart from those of the rollout.
+        """
+        rollout = self._open.get(_identity(part))
+        return rollout is not None and self._superfluous(rollout.id) is None and rollout.may_rival(part)
+
     def add(self, event: SamplePart | DpShard, place: Place, *, size: int, now: float) -> list[Decision]:
         """Takes one record and returns what follows from it; nothing, where it is merely one more piece.
 
@@ -130,7 +138,7 @@ class Assembler:
             return [decision]
         rollout = self._open.get(identity)
         # A repeat takes no room, so nothing is given up for it.
-        grows = rollout is None or not isinstance(event, SamplePart) or rollout.lacks(event)
+        grows = rollout is None or not isinstance(event, SamplePart) or rollout.takes(event)
         decisions = self._make_room(resident_size(event, size), identity) if grows else []
         decisions += self._supersede(key, event.attempt)
         if isinstance(event, DpShard) and event.dropped_reason is not None:
@@ -242,13 +250,12 @@ class Assembler:
             rollout.discard(cut)
         self._resident_bytes += rollout.resident_bytes - before
 
-    def put_back(self, rollout: Rollout, *, holds_up_reading: bool, refused: Iterable[SlotCut] = ()) -> bool:
+    def put_back(self, rollout: Rollout, *, holds_up_reading: bool) -> bool:
         """Has a rollout that was handed out wait for `hand_out_again`; its records stay, and hold the low watermark.
 
         Args:
             rollout: whose dump could not be written.
             holds_up_reading: whether that can succeed by itself, so that who needs room may wait for it.
-            refused: cuts of an incomplete rollout that were refused for their content.
 
         Returns:
             False if nobody needs its dump.
@@ -259,7 +266,6 @@ class Assembler:
         if self._latest.get(rollout.id.key) != rollout.id.attempt:
             self._close(rollout.id)
             return False
-        self._discard(held, refused)
         complete = held.phase is Phase.COMPLETE_HANDED_OUT
         held.phase = Phase.COMPLETE_WAITING if complete else Phase.INCOMPLETE_WAITING
         held.holds_up_reading = holds_up_reading
@@ -295,13 +301,16 @@ class Assembler:
             if self._latest.get(identity.key) != identity.attempt:
                 self._close(identity)
 
-    def expire(self, now: float) -> list[Incomplete]:
-        """Hands out the rollouts for which nothing new came for `incomplete_after_s`."""
-        expired = [
-            rollout
-            for rollout in self._open.values()
-            if rollout.phase is Phase.COLLECTING and now - rollout.touched_at >= self._incomplete_after_s
-        ]
+    def expire(self, now: float, most: int | None = None) -> list[Incomplete]:
+        """Hands out the rollouts for which nothing new came for `incomplete_after_s`, at most so many at once."""
+        expired = itertools.islice(
+            (
+                rollout
+                for rollout in self._open.values()
+                if rollout.phase is Phase.COLLECTING and now - rollout.touched_at >= self._incomplete_after_s
+            ),
+            most,
+        )
         return [Incomplete(rollout.hand_out(Phase.INCOMPLETE_HANDED_OUT, next(self._serials))) for rollout in expired]
 
     def give_up_oldest(self) -> Incomplete | None:

@@ -33,6 +33,7 @@ from rollcast.consumer.waiting import Waiting
 from rollcast.consumer.watchdog import ClientStalledError, Watchdog
 
 _QUEUED_ROLLOUTS = 2
+_EXPIRED_AT_ONCE = 16
 
 _log = logging.getLogger("rollcast.consumer")
 
@@ -239,10 +240,13 @@ class Daemon:
             await self._retry.pause(min(1.0, self._config.incomplete_after_s / 4))
             if self._stopping.is_set():
                 return
-            expired = self._assembler.expire(self._clock.now)
-            while expired:
-                # Nothing here may refer to the last one until the next expires: its scratch space would stay taken.
-                await queue.put(expired.pop(0).rollout)
+            # A few at a time: handing out thousands at once would hold up the event loop.
+            while not self._stopping.is_set() and (
+                expired := self._assembler.expire(self._clock.now, _EXPIRED_AT_ONCE)
+            ):
+                while expired:
+                    # Nothing here may refer to the last one until the next expires: its scratch space would stay taken.
+                    await queue.put(expired.pop(0).rollout)
 
     async def _publish(self, publishing: Publishing, queue: asyncio.Queue[Rollout | None]) -> None:
         """Publishes what comes and, in turn with it, what could not be written before."""

@@ -5,6 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from enum import Enum, auto
 from functools import partial
 from typing import Any
 
@@ -41,6 +42,14 @@ _CHUNK_BYTES = 4 * 1024 * 1024
 _ROOM_PAUSE_S = 0.5
 
 _log = logging.getLogger("rollcast.consumer")
+
+
+class _Use(Enum):
+    """What the tensors of an event are placed for."""
+
+    NONE = auto()
+    WANTED = auto()
+    COMPARED = auto()
 
 
 class Intake:
@@ -171,9 +180,16 @@ class Intake:
     async def _placed(self, events: Sequence[Decoded]) -> list[Decoded]:
         """Returns the first events with the tensors of wanted parts in the scratch; none if there is no room now."""
         loop = asyncio.get_running_loop()
-        wanted = [isinstance(event, SamplePart) and self._assembler.wants(event) for event in events]
-        place = partial(_place_all, self._scratch, list(zip(events, wanted, strict=True)))
+        uses = [self._use(event) for event in events]
+        place = partial(_place_all, self._scratch, list(zip(events, uses, strict=True)))
         return await self._retry.until_done("keep tensors", lambda: loop.run_in_executor(self._pool, place))
+
+    def _use(self, event: Decoded) -> _Use:
+        if not isinstance(event, SamplePart):
+            return _Use.NONE
+        if self._assembler.wants(event):
+            return _Use.WANTED
+        return _Use.COMPARED if self._assembler.compares(event) else _Use.NONE
 
     async def _make_scratch_room(self, hand_out: Callable[[Rollout], Awaitable[None]]) -> None:
         if (evicted := self._assembler.evict_oldest()) is not None:
@@ -289,11 +305,14 @@ def _chunks(records: Sequence[Any]) -> Iterator[Sequence[Any]]:
     yield records[first:]
 
 
-def _place_all(scratch: Scratch, events: Sequence[tuple[Decoded, bool]]) -> list[Decoded]:
+def _place_all(scratch: Scratch, events: Sequence[tuple[Decoded, _Use]]) -> list[Decoded]:
     placed: list[Decoded] = []
-    for event, wanted in events:
-        if not wanted or not isinstance(event, SamplePart):
+    for event, use in events:
+        if use is _Use.NONE or not isinstance(event, SamplePart):
             placed.append(event)
+            continue
+        if use is _Use.COMPARED:
+            placed.append(_placed_apart(scratch, event))
             continue
         try:
             placed.append(scratch.place(event))
@@ -306,3 +325,11 @@ def _place_all(scratch: Scratch, events: Sequence[tuple[Decoded, bool]]) -> list
                 raise
             break
     return placed
+
+
+def _placed_apart(scratch: Scratch, part: SamplePart) -> SamplePart:
+    """Returns a part that another one holds the place of; if it cannot be placed it passes for a repeat."""
+    try:
+        return scratch.place(part, apart=True)
+    except (ContractError, ScratchFullError, OSError):
+        return part

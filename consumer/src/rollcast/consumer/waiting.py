@@ -2,13 +2,12 @@
 
 import errno
 import logging
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.brief import brief
 from rollcast.consumer.errors import ConsumerError
-from rollcast.consumer.rollout import Rollout, RolloutId, SlotCut
+from rollcast.consumer.rollout import Rollout, RolloutId
 
 # Of the name, or of who may use it: as long as that stands nothing else fails, and a try can cost a whole dump.
 _LASTING = {
@@ -70,9 +69,9 @@ class Waiting:
         """Returns how many wait because of a failure that lasts, or because of another one."""
         return sum(entry.lasting is lasting for _, entry in self._present())
 
-    def put_back(self, rollout: Rollout, exc: OSError, now: float, refused: Iterable[SlotCut] = ()) -> None:
-        """Has the rollout wait, without the cuts that were `refused`, for its next try; one has just failed."""
-        if not self._assembler.put_back(rollout, holds_up_reading=not is_lasting(exc), refused=refused):
+    def put_back(self, rollout: Rollout, exc: OSError, now: float) -> None:
+        """Has the rollout wait for its next try, after one that has just failed."""
+        if not self._assembler.put_back(rollout, holds_up_reading=not is_lasting(exc)):
             return
         known = self._entries.get(rollout.id)
         longest_s = _LONGEST_LASTING_DELAY_S if is_lasting(exc) else _LONGEST_DELAY_S

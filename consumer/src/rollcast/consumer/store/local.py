@@ -25,7 +25,7 @@ from rollcast.consumer.store.files import (
     temporary_beside,
     write_durably,
 )
-from rollcast.consumer.store.manifest import Manifest, ManifestFile, manifest_of, manifest_path
+from rollcast.consumer.store.manifest import Manifest, ManifestFile, manifest_of, manifest_path, worth_of
 from rollcast.consumer.store.protocol import Dump, PublishedDump
 from rollcast.consumer.store.reading import kept_at, published_as, tombstone_path, usable
 from rollcast.consumer.store.removal import Removal, remove_files
@@ -153,8 +153,9 @@ class LocalDumpStore:
         earlier = kept_at(self._named(self._template.base(rollout), dump))
         if earlier is None:
             return None
-        rank = (earlier.manifest.id.attempt, earlier.manifest.samples)
-        return earlier if rank >= (rollout.attempt, dump.sample_count) else None
+        there = earlier.manifest
+        better_or_equal = (there.id.attempt, there.worth) >= (rollout.attempt, worth_of(dump))
+        return earlier if better_or_equal else None
 
     @contextmanager
     def _written(self, dump: Dump, file: DumpFile) -> Iterator["_Written"]:
