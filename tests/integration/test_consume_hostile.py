@@ -62,9 +62,13 @@ async def test_a_dead_letter_that_the_broker_refuses_is_counted_and_the_daemon_g
 async def test_a_batch_that_would_expand_beyond_the_limit_is_refused_by_the_broker_and_a_small_one_is_read(
     installed: Installation, compression: str
 ) -> None:
-    settings = {"bootstrap_servers": installed.config.bootstrap_servers, "compression_type": compression}
     async with running(installed.config) as daemon:
-        producer = AIOKafkaProducer(**settings, max_request_size=2**28, acks="all")
+        producer = AIOKafkaProducer(
+            bootstrap_servers=installed.config.bootstrap_servers,
+            compression_type=compression,
+            max_request_size=2**28,
+            acks="all",
+        )
         await producer.start()
         try:
             with pytest.raises(MessageSizeTooLargeError):

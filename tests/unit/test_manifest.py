@@ -69,42 +69,41 @@ def test_without_any_of_its_fields_it_is_refused_or_the_same(name: str) -> None:
             read(changed)
 
 
-def with_file(**changes: object) -> dict[str, Any]:
-    changed = content()
-    changed["files"][0] |= changes
-    return changed
+def each(name: str, *values: object) -> list[dict[str, Any]]:
+    return [content(**{name: value}) for value in values]
+
+
+def each_file(name: str, *values: object) -> list[dict[str, Any]]:
+    files = content()["files"]
+    return each("files", *([files[0] | {name: value}, files[1]] for value in values))
+
+
+def lacking(shards: object, slots: object) -> dict[str, Any]:
+    return content(missing={"shards": shards, "shard_count_known": True, "slots": slots})
 
 
 @pytest.mark.parametrize(
     "changed",
     [
-        *(
-            with_file(name=name)
-            for name in ("", ".", "..", "../x.pt", "a/b", "/etc/passwd", "a\0b", "\ud800", "x" * 300)
-        ),
-        *(with_file(name=name) for name in (None, 7, ["x"], "7_1.pt")),
-        *(with_file(size=size) for size in (-1, HUGE, 2**63 - 1, "5", None)),
-        *(with_file(sha256=digest) for digest in ("", "AB" * 32, "ab" * 33, "gh" * 32, 7, None)),
-        *(with_file(rank=rank) for rank in (2**31, -(2**31) - 1, "0", None)),
-        *(content(files=files) for files in ([], {}, None, "x", [None], [[]], [{}])),
-        *(content(run_id=run_id) for run_id in ("", "x" * 100_000, "\ud800", None, 7)),
-        *(content(stream=stream) for stream in ("", "other", "policy-loss/x", None, ["train"])),
-        *(content(offsets=offsets) for offsets in ([], {"x": [1, 2]}, {"-1": [1, 2]}, {"1": [2, 1]}, {"1": [1]})),
-        *(
-            content(offsets=offsets)
-            for offsets in ({"1": [1, 2, 3]}, {"1": "12"}, {"1": 7}, {"1": None}, {"\u00b2": [1, 2]})
-        ),
-        *(content(offsets=offsets) for offsets in ({"1": [HUGE, HUGE]}, {"1" * 30: [1, 2]}, {"1" * 5000: [1, 2]})),
-        *(content(digests=digests) for digests in ([], {"0": "x"}, {"0": None}, {"x": "ab" * 32})),
-        *(content(gaps=gaps) for gaps in ({}, [1], [[1, 2]], [[1, 2, 3, 4]], [[1, 3, 2]], [["1", 2, 3]], "123")),
-        *(content(versions=versions) for versions in ([], None, {"python": 3}, {"python": ["3"]})),
-        *(content(missing=missing) for missing in ([], {}, 7, {"shards": [1]})),
-        *(
-            content(missing={"shards": shards, "shard_count_known": True, "slots": slots})
-            for shards, slots in (({}, {}), (["x"], {}), ([-1], {}), ([], []), ([], {"x": [1]}), ([], {"1": [-2]}))
-        ),
-        *(content(metrics=metrics) for metrics in ([], {"a": None}, {"a": {}}, {"a": []})),
-        *(content(format=word) for word in ("rollcast.manifest/2", None, {}, "x" * 10_000)),
+        *each_file("name", "", ".", "..", "../x.pt", "a/b", "/etc/passwd", "a\0b", "\ud800", "x" * 300),
+        *each_file("name", None, 7, ["x"], "7_1.pt"),
+        *each_file("size", -1, HUGE, 2**63 - 1, "5", None),
+        *each_file("sha256", "", "AB" * 32, "ab" * 33, "gh" * 32, 7, None),
+        *each_file("rank", 2**31, -(2**31) - 1, "0", None),
+        *each("files", [], {}, None, "x", [None], [[]], [{}]),
+        *each("run_id", "", "x" * 100_000, "\ud800", None, 7),
+        *each("stream", "", "other", "policy-loss/x", None, ["train"]),
+        *each("offsets", [], {"x": [1, 2]}, {"-1": [1, 2]}, {"1": [2, 1]}, {"1": [1]}),
+        *each("offsets", {"1": [1, 2, 3]}, {"1": "12"}, {"1": 7}, {"1": None}, {"\u00b2": [1, 2]}),
+        *each("offsets", {"1": [HUGE, HUGE]}, {"1" * 30: [1, 2]}, {"1" * 5000: [1, 2]}),
+        *each("digests", [], {"0": "x"}, {"0": None}, {"x": "ab" * 32}),
+        *each("gaps", {}, [1], [[1, 2]], [[1, 2, 3, 4]], [[1, 3, 2]], [["1", 2, 3]], "123"),
+        *each("versions", [], None, {"python": 3}, {"python": ["3"]}),
+        *each("missing", [], {}, 7, {"shards": [1]}),
+        *(lacking(shards, {}) for shards in ({}, ["x"], [-1])),
+        *(lacking([], slots) for slots in ([], {"x": [1]}, {"1": [-2]})),
+        *each("metrics", [], {"a": None}, {"a": {}}, {"a": []}),
+        *each("format", "rollcast.manifest/2", None, {}, "x" * 10_000),
         *([], {}, None, 7, "x"),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from fixtures.assembling import Feed, assembler, completed, events
 from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.errors import QuotaError
-from rollcast.consumer.rollout import Rollout, RolloutId
+from rollcast.consumer.rollout import Rollout
 from rollcast.consumer.waiting import Waiting, is_lasting
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
@@ -64,7 +64,8 @@ def test_the_pauses_grow_to_a_bound(problem: OSError, longest_s: float) -> None:
     waiting = Waiting(target)
     (rollout,) = completed(Feed(target)(events(1)))
     again: Rollout | None = rollout
-    now, pauses = 0.0, []
+    now = 0.0
+    pauses: list[float] = []
     while again is not None and len(pauses) < 15:
         waiting.put_back(again, problem, now)
         pause_s = waiting.pause_s(now)
@@ -178,4 +179,3 @@ def test_the_log_tells_each_dump_once_and_then_one_line_a_minute(caplog: pytest.
             waiting.put_back(again, FOLDER, float(now))
 
     assert len(caplog.records) == 3
-    assert RolloutId("run", 1, 1) in (one.id, two.id)
