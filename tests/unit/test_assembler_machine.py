@@ -257,7 +257,7 @@ class AssemblerMachine(RuleBasedStateMachine):
         place = Place(partition, self.cursor[partition])
         while True:
             wanted = isinstance(event, SamplePart) and self.assembler.wants(event)
-            compared = isinstance(event, SamplePart) and self.assembler.compares(event)
+            compared = isinstance(event, SamplePart) and bool(self.assembler.rivals_of(event))
             twin = isinstance(event, SamplePart) and self.has_twin(event)
             expected = self.expected(event)
             try:

@@ -108,7 +108,7 @@ def test_without_the_right_part_all_of_the_slot_is_refused_and_may_come_again() 
     others = [event for event in incoming if event is not right]
     examined = only(completed(feed([forged(right, "a"), forged(right, "b"), *others])))
     slot = slot_of(examined, right)
-    assert [part for part, _ in parts_of([slot])] == [forged(right, "a"), forged(right, "b")]
+    assert [part for part, _ in parts_of(slot)] == [forged(right, "a"), forged(right, "b")]
 
     assert refuse(target, examined) == []
 

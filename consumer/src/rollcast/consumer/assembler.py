@@ -2,7 +2,7 @@
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rollcast.consumer.decisions import (
     Complete,
@@ -111,13 +111,10 @@ class Assembler:
         rollout = self._open.get(identity)
         return self._superfluous(identity) is None and (rollout is None or rollout.lacks(part))
 
-    def compares(self, part: SamplePart) -> bool:
-        """Returns whether the part would be held if it says something else than the one that is held in its place.
-
-        Its tensors must be placed for that, apart from those of the rollout.
-        """
+    def rivals_of(self, part: SamplePart) -> Sequence[SamplePart]:
+        """Returns the parts held with its identity, if it would be held too should it say something else than they."""
         rollout = self._open.get(_identity(part))
-        return rollout is not None and self._superfluous(rollout.id) is None and rollout.may_rival(part)
+        return () if rollout is None or self._superfluous(rollout.id) is not None else rollout.rivals_of(part)
 
     def add(self, event: SamplePart | DpShard, place: Place, *, size: int, now: float) -> list[Decision]:
         """Takes one record and returns what follows from it; nothing, where it is merely one more piece.

@@ -5,9 +5,8 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from enum import Enum, auto
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.brief import brief
@@ -30,6 +29,7 @@ from rollcast.consumer.errors import AssemblerFullError, InvalidRecordError, Scr
 from rollcast.consumer.outputs import Outputs
 from rollcast.consumer.reading_clock import ReadingClock
 from rollcast.consumer.retry import Retry, StoppingError
+from rollcast.consumer.rivals import same_content
 from rollcast.consumer.rollout import Place, Rollout, RolloutKey
 from rollcast.consumer.scratch import Scratch
 from rollcast.consumer.stats import Stats
@@ -44,12 +44,8 @@ _ROOM_PAUSE_S = 0.5
 _log = logging.getLogger("rollcast.consumer")
 
 
-class _Use(Enum):
-    """What the tensors of an event are placed for."""
-
-    NONE = auto()
-    WANTED = auto()
-    COMPARED = auto()
+_Rivals: TypeAlias = Sequence[SamplePart] | None
+"""What a part is to be compared with; nothing for one that is simply wanted; None for what needs no place."""
 
 
 class Intake:
@@ -180,16 +176,14 @@ class Intake:
     async def _placed(self, events: Sequence[Decoded]) -> list[Decoded]:
         """Returns the first events with the tensors of wanted parts in the scratch; none if there is no room now."""
         loop = asyncio.get_running_loop()
-        uses = [self._use(event) for event in events]
-        place = partial(_place_all, self._scratch, list(zip(events, uses, strict=True)))
+        rivals = [self._rivals(event) for event in events]
+        place = partial(_place_all, self._scratch, list(zip(events, rivals, strict=True)))
         return await self._retry.until_done("keep tensors", lambda: loop.run_in_executor(self._pool, place))
 
-    def _use(self, event: Decoded) -> _Use:
+    def _rivals(self, event: Decoded) -> _Rivals:
         if not isinstance(event, SamplePart):
-            return _Use.NONE
-        if self._assembler.wants(event):
-            return _Use.WANTED
-        return _Use.COMPARED if self._assembler.compares(event) else _Use.NONE
+            return None
+        return () if self._assembler.wants(event) else self._assembler.rivals_of(event) or None
 
     async def _make_scratch_room(self, hand_out: Callable[[Rollout], Awaitable[None]]) -> None:
         if (evicted := self._assembler.evict_oldest()) is not None:
@@ -305,14 +299,14 @@ def _chunks(records: Sequence[Any]) -> Iterator[Sequence[Any]]:
     yield records[first:]
 
 
-def _place_all(scratch: Scratch, events: Sequence[tuple[Decoded, _Use]]) -> list[Decoded]:
+def _place_all(scratch: Scratch, events: Sequence[tuple[Decoded, _Rivals]]) -> list[Decoded]:
     placed: list[Decoded] = []
-    for event, use in events:
-        if use is _Use.NONE or not isinstance(event, SamplePart):
+    for event, rivals in events:
+        if rivals is None or not isinstance(event, SamplePart):
             placed.append(event)
             continue
-        if use is _Use.COMPARED:
-            placed.append(_placed_apart(scratch, event))
+        if rivals:
+            placed.append(_placed_apart(scratch, event, rivals))
             continue
         try:
             placed.append(scratch.place(event))
@@ -327,9 +321,10 @@ def _place_all(scratch: Scratch, events: Sequence[tuple[Decoded, _Use]]) -> list
     return placed
 
 
-def _placed_apart(scratch: Scratch, part: SamplePart) -> SamplePart:
-    """Returns a part that another one holds the place of; if it cannot be placed it passes for a repeat."""
+def _placed_apart(scratch: Scratch, part: SamplePart, rivals: Sequence[SamplePart]) -> SamplePart:
+    """Returns the part with its tensors in files of its own; as it is, if it repeats a rival or cannot be placed."""
     try:
-        return scratch.place(part, apart=True)
+        placed = scratch.place(part, apart=True)
     except (ContractError, ScratchFullError, OSError):
         return part
+    return part if any(same_content(held, placed) for held in rivals) else placed

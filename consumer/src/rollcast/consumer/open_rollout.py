@@ -109,26 +109,22 @@ class OpenRollout:
         # Whoever wrote the whole cut may have forged it.
         return key not in self._whole or part.part_count in cuts or len(cuts) < _MOST_CUTS
 
-    def may_rival(self, part: SamplePart) -> bool:
-        """Returns whether the part would be held, should it say something else than the one with its identity."""
-        return self._held_like(part) is not None and len(self._rivals_of(part)) < _MOST_RIVALS
-
     def takes(self, part: SamplePart) -> bool:
         """Returns whether the part would be held: it is new, or says something new."""
         if self.lacks(part):
             return True
-        held = self._held_like(part)
-        if held is None or not self.may_rival(part):
-            return False
-        return not any(same_content(other, part) for other in (held, *self._rivals_of(part)))
+        rivals = self.rivals_of(part)
+        return bool(rivals) and not any(same_content(held, part) for held in rivals)
 
-    def _held_like(self, part: SamplePart) -> SamplePart | None:
-        cut = self._cuts.get((part.data_parallel_rank, part.slot), {}).get(part.part_count, {})
-        return cut[part.part][0] if part.part in cut else None
-
-    def _rivals_of(self, part: SamplePart) -> list[SamplePart]:
-        rivals = self._rivals.get((part.data_parallel_rank, part.slot, part.part_count), ())
-        return [other for other, _, _ in rivals if other.part == part.part]
+    def rivals_of(self, part: SamplePart) -> list[SamplePart]:
+        """Returns the parts held with its identity; none if they are as many as may be."""
+        slot = (part.data_parallel_rank, part.slot)
+        cut = self._cuts.get(slot, {}).get(part.part_count, {})
+        if part.part not in cut:
+            return []
+        others = self._rivals.get((*slot, part.part_count), ())
+        held = [cut[part.part][0], *(other for other, _, _ in others if other.part == part.part)]
+        return held if len(held) <= _MOST_RIVALS else []
 
     def add_part(self, part: SamplePart, place: Place, size: int, now: float) -> bool:
         """Returns whether the part is held now: it was new, or says something new.

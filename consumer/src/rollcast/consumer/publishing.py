@@ -86,12 +86,12 @@ class Publishing:
         prepared = await loop.run_in_executor(self._pool, _prepare, rollout, self._config)
         rollout, restored, dump = prepared.rollout, prepared.restored, prepared.dump
         if restored.problem is not None:
-            await self._set_aside(prepared)
+            await self._set_bad_aside(restored)
             await self._give_up(rollout, restored.problem)
             return []
         refused = [each.cut for bad in restored.bad_slots for each in (bad.slot, *bad.slot.rivals)]
         if dump is None:
-            await self._set_aside(prepared)
+            await self._set_bad_aside(restored)
             if not self._assembler.awaits(rollout):
                 return []
             decisions = self._assembler.reject(rollout.id, refused)
@@ -107,15 +107,16 @@ class Publishing:
             return []
         self._stats.dump_seconds += loop.time() - started_at
         await self._retry.until_done(f"announce {rollout.id}", lambda: self._outputs.announce(published))
-        await self._set_aside(prepared)
+        # Not before, since all of this is done again if the dump cannot be written now.
+        await self._set_bad_aside(restored)
+        await self._letters.set_aside(prepared.wrong, "another part with its identity has the announced digest")
         self._finish(rollout, complete=not dump.missing, refused=refused)
         self._report(rollout, dump, published)
         return []
 
-    async def _set_aside(self, prepared: "_Prepared") -> None:
-        for bad in prepared.restored.bad_slots:
-            await self._letters.set_aside(parts_of([bad.slot]), bad.problem)
-        await self._letters.set_aside(prepared.wrong, "another part with its identity has the announced digest")
+    async def _set_bad_aside(self, restored: Restored) -> None:
+        for bad in restored.bad_slots:
+            await self._letters.set_aside(parts_of(bad.slot), bad.problem)
 
     def _finish(self, rollout: Rollout, *, complete: bool, refused: Sequence[SlotCut] = ()) -> None:
         self._waiting.written(rollout.id)

@@ -168,8 +168,10 @@ class _Assembly:
             if not isinstance(event, (SamplePart, DpShard)) or not self._is_wanted(event):
                 return []
             check_event(event, self._config.limits)
-            if isinstance(event, SamplePart) and (self._assembler.wants(event) or self._assembler.compares(event)):
-                event = self._scratch.place(event, apart=self._assembler.compares(event))
+            if isinstance(event, SamplePart):
+                rivals = self._assembler.rivals_of(event)
+                if rivals or self._assembler.wants(event):
+                    event = self._scratch.place(event, apart=bool(rivals))
             decisions = self._assembler.add(event, Place(record.partition, record.offset), size=len(value), now=0)
         except (ContractError, InvalidRecordError) as exc:
             _log.warning("%s[%d]@%d is not used: %s", record.topic, record.partition, record.offset, exc)

@@ -1,6 +1,5 @@
 """Parts with one identity and different content: the announced digest tells which are the right ones."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -61,7 +60,7 @@ def _settled(shard: Shard, limits: Limits, wrong: list[tuple[SamplePart, Place]]
             right = next((each for each in (slot, *slot.rivals) if _has_digest(each, digest, limits)), slot)
         if right is not slot:
             used = set(right.places)
-            wrong += [(part, place) for part, place in parts_of([slot]) if place not in used]
+            wrong += [(part, place) for part, place in parts_of(slot) if place not in used]
         slots.append(right)
     return replace(shard, slots=tuple(slots))
 
@@ -73,10 +72,9 @@ def _has_digest(slot: WholeSlot, digest: bytes, limits: Limits) -> bool:
         return False
 
 
-def parts_of(slots: Iterable[WholeSlot]) -> list[tuple[SamplePart, Place]]:
-    """Returns the parts of the slots and of their rivals, each once."""
+def parts_of(slot: WholeSlot) -> list[tuple[SamplePart, Place]]:
+    """Returns the parts of the slot and of its rivals, each once."""
     found: dict[Place, SamplePart] = {}
-    for slot in slots:
-        for each in (slot, *slot.rivals):
-            found |= zip(each.places, each.parts, strict=True)
+    for each in (slot, *slot.rivals):
+        found |= zip(each.places, each.parts, strict=True)
     return [(part, place) for place, part in found.items()]
