@@ -78,8 +78,9 @@ def each_file(name: str, *values: object) -> list[dict[str, Any]]:
     return each("files", *([files[0] | {name: value}, files[1]] for value in values))
 
 
-def lacking(shards: object, slots: object) -> dict[str, Any]:
-    return content(missing={"shards": shards, "shard_count_known": True, "slots": slots})
+def lacking(name: str, *values: object) -> list[dict[str, Any]]:
+    missing = content()["missing"]
+    return each("missing", *(missing | {name: value} for value in values))
 
 
 @pytest.mark.parametrize(
@@ -100,8 +101,8 @@ def lacking(shards: object, slots: object) -> dict[str, Any]:
         *each("gaps", {}, [1], [[1, 2]], [[1, 2, 3, 4]], [[1, 3, 2]], [["1", 2, 3]], "123"),
         *each("versions", [], None, {"python": 3}, {"python": ["3"]}),
         *each("missing", [], {}, 7, {"shards": [1]}),
-        *(lacking(shards, {}) for shards in ({}, ["x"], [-1])),
-        *(lacking([], slots) for slots in ([], {"x": [1]}, {"1": [-2]})),
+        *lacking("shards", {}, ["x"], [-1], None),
+        *lacking("slots", [], {"x": [1]}, {"1": [-2]}, {"1": 7}),
         *each("metrics", [], {"a": None}, {"a": {}}, {"a": []}),
         *each("format", "rollcast.manifest/2", None, {}, "x" * 10_000),
         *([], {}, None, 7, "x"),
