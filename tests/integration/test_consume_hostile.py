@@ -161,6 +161,32 @@ async def test_without_room_the_oldest_rollout_is_written_incomplete_and_the_res
         assert daemon.stats.records == len(frames_of("run", 1, 4, shards(4)))
 
 
+@pytest.mark.parametrize("short_of", ["memory", "scratch"])
+async def test_a_dump_that_cannot_be_written_and_takes_all_the_room_is_waited_for_and_nothing_is_lost(
+    installed: Installation, short_of: str
+) -> None:
+    one, two = (
+        keyed("run", 1, frames_of("run", 1, rollout_id, shards(rollout_id), max_part_bytes=PART_BYTES))
+        for rollout_id in (1, 2)
+    )
+    if short_of == "memory":
+        config = replace(installed.config, max_resident_bytes=int(1.2 * resident_bytes(one, installed.folder)))
+    else:
+        config = replace(installed.config, max_scratch_bytes=2**20 + 2**18)
+    in_the_way = installed.folder / "run" / "1.pt"
+    in_the_way.mkdir(parents=True)
+    async with running(config) as daemon:
+        await installed.send([*one, *two])
+        # What has come of the second one is written as incomplete before its time, and there is no room for more.
+        await until(lambda: daemon.stats.given_up >= 1 and daemon.stats.retries >= 2)
+        assert daemon.stats.dumps == 0
+        in_the_way.rmdir()
+        await until(lambda: daemon.stats.dumps == 2)
+
+    for rollout_id in (1, 2):
+        installed.check("run", rollout_id, shards(rollout_id))
+
+
 def resident_bytes(records: list[tuple[bytes | None, bytes | None]], folder: Path) -> int:
     """What the records take in memory once their tensors are in the scratch."""
     scratch = Scratch(folder, 2**30, DEFAULT_LIMITS)
