@@ -192,6 +192,27 @@ async def test_a_slot_with_wrong_content_is_a_dead_letter_and_the_right_one_stil
     installed.check("run", 1, shards(1))
 
 
+async def test_a_wrong_part_that_comes_first_costs_nothing_but_itself(installed: Installation) -> None:
+    events = list(events_of("run", 1, 1, shards(1), max_part_bytes=PART_BYTES))
+    wrong: list[SamplePart] = []
+    for event in events:
+        if isinstance(event, SamplePart) and event.slot == 1 and event.part in (0, 1):
+            columns = next(other.columns for other in events if isinstance(other, SamplePart) and other.slot == 2)
+            wrong.append(replace(event, columns=columns))
+
+    async with running(installed.config) as daemon:
+        await installed.send(keyed("run", 1, map(encode, [*wrong, *events])))
+        (announced,) = await installed.dumps(1)
+        dead = await installed.dead_letters(len(wrong))
+        await until(lambda: daemon.stats.dumps == 1)
+
+    assert announced.complete
+    installed.check("run", 1, shards(1))
+    assert sorted(letter.value for letter in dead) == sorted(map(encode, wrong))
+    assert all("has the announced digest" in letter.reason for letter in dead)
+    assert sum((await installed.committed()).values()) == len(wrong) + len(events)
+
+
 async def test_a_dropped_rollout_moves_the_offset_and_makes_no_dump(installed: Installation) -> None:
     shard = next(event for event in events_of("run", 1, 1, shards(1)) if isinstance(event, DpShard))
     dropped = replace(shard, dropped_reason="spool full", slot_digests=(), part_counts=())

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.errors import MessageSizeTooLargeError
 
 from fixtures.frames import ShardSource, events_of, frames_of
 from fixtures.installation import PART_BYTES, Installation, keyed, running, shards, until
@@ -54,6 +56,32 @@ async def test_a_dead_letter_that_the_broker_refuses_is_counted_and_the_daemon_g
 
     assert dead.value == b"small"
     assert daemon.stats.dead_letters == {"decode": 2}
+
+
+@pytest.mark.parametrize("compression", ["gzip", "zstd"])
+async def test_a_batch_that_would_expand_beyond_the_limit_is_refused_by_the_broker_and_a_small_one_is_read(
+    installed: Installation, compression: str
+) -> None:
+    async with running(installed.config) as daemon:
+        producer = AIOKafkaProducer(
+            bootstrap_servers=installed.config.bootstrap_servers,
+            compression_type=compression,
+            max_request_size=2**28,
+            acks="all",
+        )
+        await producer.start()
+        try:
+            with pytest.raises(MessageSizeTooLargeError):
+                await producer.send_and_wait(installed.topics.records, bytes(2**26), key=b"x")
+            for key, frame in keyed("run", 1, frames_of("run", 1, 1, shards(1))):
+                await producer.send_and_wait(installed.topics.records, frame, key=key)
+        finally:
+            await producer.stop()
+        await installed.dumps(1)
+        await until(lambda: daemon.stats.dumps == 1)
+
+    installed.check("run", 1, shards(1))
+    assert daemon.stats.dead_letters == {}
 
 
 HOSTILE = {
@@ -131,6 +159,33 @@ async def test_without_room_the_oldest_rollout_is_written_incomplete_and_the_res
         await installed.send(keyed("run", 1, frames_of("run", 1, 4, shards(4))))
         await installed.dumps(4)
         assert daemon.stats.records == len(frames_of("run", 1, 4, shards(4)))
+
+
+@pytest.mark.parametrize("short_of", ["memory", "scratch"])
+async def test_beside_a_dump_that_waits_with_nearly_all_the_room_others_are_written_incomplete_and_reading_goes_on(
+    installed: Installation, short_of: str
+) -> None:
+    one, two, three = (
+        keyed("run", 1, frames_of("run", 1, rollout_id, shards(rollout_id), max_part_bytes=PART_BYTES))
+        for rollout_id in (1, 2, 3)
+    )
+    if short_of == "memory":
+        config = replace(installed.config, max_resident_bytes=int(1.2 * resident_bytes(one, installed.folder)))
+    else:
+        config = replace(installed.config, max_scratch_bytes=2**20 + 2**18)
+    in_the_way = installed.folder / "run" / "1.pt"
+    in_the_way.mkdir(parents=True)
+    async with running(config) as daemon:
+        await installed.send([*one, *two])
+        await until(lambda: daemon.stats.given_up >= 1 and daemon.stats.incomplete_dumps >= 1)
+        assert daemon.stats.dumps == 0
+        in_the_way.rmdir()
+        await until(lambda: daemon.stats.dumps == 1)
+        await installed.send(three)
+        await until(lambda: daemon.stats.dumps == 2)
+
+    for rollout_id in (1, 3):
+        installed.check("run", rollout_id, shards(rollout_id))
 
 
 def resident_bytes(records: list[tuple[bytes | None, bytes | None]], folder: Path) -> int:

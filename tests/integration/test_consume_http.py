@@ -162,6 +162,49 @@ async def test_a_full_disk_is_not_ready_and_still_alive_until_there_is_room(inst
         assert (await series_of(daemon))["rollcast_degraded"] == 0
 
 
+async def test_a_dump_with_a_folder_at_its_name_holds_up_no_other_and_is_written_when_that_is_gone(
+    installed: Installation,
+) -> None:
+    in_the_way = installed.folder / "run" / "1.pt"
+    in_the_way.mkdir(parents=True)
+    others = [("run", 2), ("run", 3), ("other", 1)]
+    async with served(installed) as daemon:
+        await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
+        await until(lambda: daemon.stats.retries >= 1)
+        for run_id, rollout_id in others:
+            await installed.send(keyed(run_id, rollout_id, frames_of(run_id, 1, rollout_id, shards(rollout_id))))
+        await installed.dumps(len(others))
+        await until(lambda: daemon.stats.dumps == len(others))
+        status, text = await get(daemon, "/readyz")
+        shown = await series_of(daemon)
+        committed = await installed.committed()
+        assert list((installed.folder / "run").glob(".*.tmp")) == []
+        in_the_way.rmdir()
+        await installed.dumps(len(others) + 1)
+        await until_ready(daemon)
+        after = await series_of(daemon)
+
+    assert status == 503
+    assert "it could not write the dump of run 'run' attempt 1 rollout 1: [Errno 21]" in text
+    assert shown["rollcast_waiting_dumps{'cause': 'name'}"] == shown["rollcast_degraded"] == 1
+    assert shown["rollcast_waiting_dumps{'cause': 'disk'}"] == 0
+    assert after["rollcast_waiting_dumps{'cause': 'name'}"] == after["rollcast_degraded"] == 0
+    assert 0 in [committed.get(partition, 0) for partition in range(2)]
+    for run_id, rollout_id in [("run", 1), *others]:
+        installed.check(run_id, rollout_id, shards(rollout_id))
+
+
+async def test_a_folder_at_the_name_of_a_manifest_costs_that_rollout_alone(installed: Installation) -> None:
+    (installed.folder / "run" / "1.pt.manifest.json").mkdir(parents=True)
+    async with served(installed) as daemon:
+        await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
+        await installed.send(keyed("run", 2, frames_of("run", 1, 2, shards(2))))
+        await installed.dumps(1)
+        await until(lambda: daemon.stats.retries >= 1)
+
+    installed.check("run", 2, shards(2))
+
+
 async def test_a_daemon_that_still_looks_for_its_broker_is_alive_and_not_ready(tmp_path: Path) -> None:
     daemon = Daemon(replace(installation("127.0.0.1:9", tmp_path).config, http_port=0))
     running = asyncio.create_task(daemon.run())
@@ -170,6 +213,34 @@ async def test_a_daemon_that_still_looks_for_its_broker_is_alive_and_not_ready(t
     assert await get(daemon, "/healthz") == (200, "ok\n")
     daemon.shutdown()
     await running
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"garbage\r\n\r\n",
+        b"\x16\x03\x01\x02",
+        b"GET /metrics HTTP/9.9\r\n\r\n",
+        b"GET / HTTP/1.1\r\nbad\r\n\r\n",
+    ],
+)
+async def test_what_is_no_http_leaves_no_traceback_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, request_bytes: bytes
+) -> None:
+    daemon = Daemon(replace(installation("127.0.0.1:9", tmp_path).config, http_port=0))
+    running = asyncio.create_task(daemon.run())
+    await until(lambda: daemon.http_port is not None)
+    reader, writer = await asyncio.open_connection("127.0.0.1", daemon.http_port)
+    writer.write(request_bytes)
+    writer.write_eof()
+    await reader.read()
+    writer.close()
+    assert (await get(daemon, "/healthz"))[0] == 200
+    daemon.shutdown()
+    await running
+
+    assert [record for record in caplog.records if record.exc_info] == []
+    assert "Traceback" not in caplog.text
 
 
 async def test_a_port_that_is_taken_is_one_sentence(tmp_path: Path) -> None:

@@ -136,6 +136,28 @@ def test_an_incomplete_dump_is_replaced_only_by_one_with_more(store: LocalDumpSt
     assert store.publish(dump(samples=3, missing=MISSING)).manifest.samples == 3
 
 
+def test_of_two_incomplete_dumps_with_as_many_samples_the_one_that_tells_more_stays(store: LocalDumpStore) -> None:
+    by_worth = [
+        dump(missing=MISSING, samples=2),
+        dump(missing=MISSING, samples=2, own_columns=True),
+        dump(missing=MISSING, samples=2, closing_events=1),
+        dump(missing=MISSING, samples=2, closing_events=2),
+        dump(missing=MISSING, samples=2, closing_events=2, own_columns=True),
+        dump(missing=MISSING, samples=3),
+        dump(missing=MISSING, samples=1, attempt=2),
+    ]
+    for index, better in enumerate(by_worth):
+        published = store.publish(better)
+        assert (published.manifest.id.attempt, published.manifest.samples) == (
+            better.rollout.id.attempt,
+            better.sample_count,
+        )
+        assert len(published.manifest.digests) == sum(shard.event is not None for shard in better.rollout.shards)
+        assert published.manifest.parts == better.rollout.part_count
+        for worse in by_worth[: index + 1]:
+            assert store.publish(worse) == published
+
+
 @pytest.mark.parametrize("manifest", [None, "", "{", "[]", '{"format": "other"}', '{"format": "rollcast.manifest/1"}'])
 def test_a_dump_without_a_usable_manifest_is_not_published_and_is_written_again(
     store: LocalDumpStore, tmp_path: Path, manifest: str | None

@@ -173,7 +173,7 @@ async def test_a_missing_topic_is_created_so_that_records_are_safe(broker: Broke
         assert "set it to" not in await asyncio.to_thread(ship.stderr.read)
         assert ship.wait(60) == 0
     settings = await _settings(broker, f"{prefix}.records")
-    assert settings["compression.type"] == "producer"
+    assert settings["compression.type"] == "uncompressed"
     assert settings["min.insync.replicas"] == "1"
     assert settings["retention.ms"] == str(7 * 24 * 3_600_000)
 

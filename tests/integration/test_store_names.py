@@ -1,5 +1,6 @@
 """Dumps with ranks and attempts in their names, files of others, and what the retention removes."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,10 @@ from rollcast.consumer.dump_file import load_dump
 from rollcast.consumer.errors import QuotaError
 from rollcast.consumer.retention import Retention
 from rollcast.consumer.rollout import RolloutKey
-from rollcast.consumer.store import LocalDumpStore
+from rollcast.consumer.store import LocalDumpStore, Manifest, inventory
 from rollcast.consumer.store.files import LOCK_NAME
 from rollcast.consumer.store.manifest import manifest_path, read_manifest
+from rollcast.consumer.store.reading import usable
 from rollcast.consumer.verification import verify
 
 
@@ -204,3 +206,76 @@ def test_a_withdrawn_attempt_leaves_the_others_published(tmp_path: Path) -> None
 
     assert kept.published(KEY) == one
     assert kept.publish(dump(attempt=2)).path == two.path
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The manifests that the retention has read."""
+    read: list[Path] = []
+
+    def note(path: Path) -> Manifest | None:
+        read.append(path)
+        return usable(path)
+
+    monkeypatch.setattr(inventory, "usable", note)
+    return read
+
+
+def test_the_retention_reads_a_manifest_once_and_again_when_it_is_another(tmp_path: Path, reads: list[Path]) -> None:
+    for number in range(20):
+        store(tmp_path).publish(dump(number))
+    kept = store(tmp_path, retention=Retention(max_bytes=10**9))
+    kept.publish(dump(20))
+    assert len(reads) == 20
+    kept.publish(dump(21))
+    assert [path.name for path in reads[20:]] == ["20.pt.manifest.json"]
+    store(tmp_path).publish(dump(3, attempt=2))
+    reads.clear()
+
+    kept.publish(dump(22))
+
+    assert {path.name for path in reads} == {
+        "21.pt.manifest.json",
+        "3.pt.manifest.json",
+        "3.attempt-1.pt.manifest.json",
+    }
+
+
+def test_what_another_process_has_published_or_removed_counts_for_the_retention(tmp_path: Path) -> None:
+    size = store(tmp_path).publish(dump(0)).manifest.file_bytes
+    kept = store(tmp_path, retention=Retention(max_bytes=3 * size + size // 2))
+    kept.publish(dump(1))
+    for name in ("0.pt", "0.pt.manifest.json"):
+        (tmp_path / "run" / name).unlink()
+    store(tmp_path).publish(dump(2))
+    kept.publish(dump(3))
+    assert {name for name in names(tmp_path) if name.endswith(".pt")} == {"1.pt", "2.pt", "3.pt"}
+
+    kept.publish(dump(4))
+
+    assert {name for name in names(tmp_path) if name.endswith(".pt")} == {"2.pt", "3.pt", "4.pt"}
+
+
+@pytest.mark.parametrize("harm", ["folder", "pipe", "garbage", "huge"])
+def test_what_stands_for_a_manifest_and_is_none_holds_up_neither_retention_nor_verify(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    monkeypatch.setattr("rollcast.consumer.store.manifest._MAX_BYTES", 100_000)
+    kept = store(tmp_path, retention=Retention(keep_last=2))
+    kept.publish(dump(1))
+    odd = tmp_path / "run" / "0.pt.manifest.json"
+    if harm == "folder":
+        odd.mkdir()
+    elif harm == "pipe":
+        os.mkfifo(odd)
+    else:
+        odd.write_bytes(b"garbage" if harm == "garbage" else b" " * 200_000)
+
+    for number in (2, 3):
+        kept.publish(dump(number))
+
+    assert kept.published(RolloutKey("run", 0)) is None
+    assert {name for name in names(tmp_path) if name.endswith(".pt")} == {"2.pt", "3.pt"}
+    (bad,) = [verdict for verdict in verify(tmp_path) if verdict.problem is not None]
+    assert bad.path == odd
+    assert "not a manifest" in str(bad.problem)

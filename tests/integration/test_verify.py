@@ -60,6 +60,27 @@ def test_a_dump_is_named_by_any_of_its_files_or_its_manifest(
     assert verify(monkeypatch, "--quiet", folder / name) == 0
 
 
+def test_a_file_that_was_kept_aside_is_told_and_is_no_fault_until_it_changes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "run" / "1.pt"
+    path.write_bytes(b"somebody else's")
+    manifest_path(path).unlink()
+    LocalDumpStore(f"{folder}/{{run_id}}/{{rollout_id}}.pt").publish(dump(1, attempt=2))
+    (kept,) = (folder / "run").glob("1.unknown-*.pt")
+
+    assert verify(monkeypatch, folder) == 0
+    told = capsys.readouterr().out
+    assert told.endswith("4 sound, 0 bad, 1 kept aside\n")
+    assert f"kept {kept}: it had a dump's name and no manifest; may be deleted" in told
+    assert verify(monkeypatch, "--quiet", folder) == 0
+    assert str(kept) not in capsys.readouterr().out
+
+    kept.write_bytes(b"changed")
+    assert verify(monkeypatch, folder) == 1
+    assert f"BAD  {kept}: its SHA-256 is " in capsys.readouterr().out
+
+
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 

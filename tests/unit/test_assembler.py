@@ -335,3 +335,14 @@ def test_the_oldest_open_rollout_tells_since_when_it_is_open() -> None:
     (rollout,) = completed(feed([last], now=8.0))
     target.finish(rollout.id, complete=True)
     assert target.oldest_opened_at == 5.0
+
+
+def test_what_has_expired_is_handed_out_a_few_at_a_time() -> None:
+    target = assembler(incomplete_after_s=10.0)
+    feed = Feed(target)
+    for rollout_id in range(5):
+        feed(events(rollout_id)[:1], now=float(rollout_id))
+
+    handed_out = [[each.rollout.id.rollout_id for each in target.expire(13.5, most=2)] for _ in range(4)]
+
+    assert handed_out == [[0, 1], [2, 3], [], []]

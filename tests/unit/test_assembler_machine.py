@@ -3,6 +3,7 @@
 import random
 from collections import Counter, defaultdict, deque
 from dataclasses import dataclass, field, replace
+from math import prod
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -31,12 +32,12 @@ from rollcast.consumer.decisions import (
 )
 from rollcast.consumer.errors import AssemblerFullError, InvalidRecordError
 from rollcast.consumer.open_rollout import resident_size
-from rollcast.consumer.rollout import Place, Rollout, RolloutId, RolloutKey, SlotCut
+from rollcast.consumer.rollout import Place, Rollout, RolloutId, RolloutKey, SlotCut, WholeSlot
 from rollcast.schemas import SHARD_SLOT, Column, DpShard, SamplePart
 
 Event = SamplePart | DpShard
 Slot = tuple[int, int]
-Piece = tuple[int, int, int, int] | int
+Piece = tuple[int, int, int, int, bool] | int
 
 SIZE = 100
 EXPIRE_S = 10.0
@@ -113,7 +114,7 @@ def partition_of(event: Event) -> int:
 def piece_of(event: Event) -> Piece:
     if isinstance(event, DpShard):
         return event.data_parallel_rank
-    return event.data_parallel_rank, event.slot, event.part_count, event.part
+    return event.data_parallel_rank, event.slot, event.part_count, event.part, is_bad(event)
 
 
 @dataclass
@@ -133,13 +134,14 @@ class Model:
                 found[event.data_parallel_rank, event.slot][event.part_count].append(event)
         return found
 
-    def whole(self) -> dict[Slot, list[SamplePart]]:
-        return {
-            slot: sorted(parts, key=lambda part: part.part)
-            for slot, cuts in self.cuts().items()
-            for part_count, parts in cuts.items()
-            if len(parts) == part_count
-        }
+    def whole(self) -> dict[Slot, list[list[SamplePart]]]:
+        """Returns the parts of each cut of each slot of which every part is there, in one content or in several."""
+        found: dict[Slot, list[list[SamplePart]]] = defaultdict(list)
+        for slot, cuts in self.cuts().items():
+            for part_count, parts in cuts.items():
+                if len({part.part for part in parts}) == part_count:
+                    found[slot].append(parts)
+        return found
 
     def closing(self) -> dict[int, DpShard]:
         return {event.data_parallel_rank: event for event in self.held.values() if isinstance(event, DpShard)}
@@ -255,6 +257,8 @@ class AssemblerMachine(RuleBasedStateMachine):
         place = Place(partition, self.cursor[partition])
         while True:
             wanted = isinstance(event, SamplePart) and self.assembler.wants(event)
+            compared = isinstance(event, SamplePart) and bool(self.assembler.rivals_of(event))
+            twin = isinstance(event, SamplePart) and self.has_twin(event)
             expected = self.expected(event)
             try:
                 decisions = self.assembler.add(event, place, size=SIZE, now=self.now)
@@ -269,11 +273,13 @@ class AssemblerMachine(RuleBasedStateMachine):
             if isinstance(decision, Evicted):
                 self.note_evicted(decision)
         if isinstance(event, SamplePart):
-            assert wanted == (expected == "held")
+            assert wanted == (expected == "held" and not compared)
+            assert compared == twin
         self.note_taken(event, expected, [each for each in decisions if not isinstance(each, Evicted)], place)
         self.cursor[partition] += 1
 
     def make_room(self) -> None:
+        self.try_again()
         if not self.assembler.awaits_finish:
             given_up = self.assembler.give_up_oldest()
             assert given_up is not None
@@ -293,15 +299,21 @@ class AssemblerMachine(RuleBasedStateMachine):
         if isinstance(event, SamplePart):
             if not model.has_room_for(event.data_parallel_rank, event.slot):
                 return "invalid"
-            slot = (event.data_parallel_rank, event.slot)
-            return "duplicate" if slot in model.whole() or piece_of(event) in model.held else "held"
+            return "duplicate" if piece_of(event) in model.held else "held"
         if event.dropped_reason is not None:
-            return "conflict" if model.state == "complete handed out" else "dropped"
+            return "conflict" if model.state.startswith("complete") else "dropped"
         held = model.closing()
         if event.data_parallel_rank in held:
             return "duplicate" if same(held[event.data_parallel_rank], event) else "conflict"
         sizes = {other.data_parallel_size for other in held.values()}
         return "held" if sizes <= {event.data_parallel_size} else "conflict"
+
+    def has_twin(self, event: SamplePart) -> bool:
+        """Returns whether a part with its identity is held, whatever it says, and may be the wrong one."""
+        held = self.models.get(id_of(event), Model()).held
+        return self.expected(event) in ("held", "duplicate") and any(
+            piece_of(replace(event, columns=columns)) in held for columns in ((), BAD)
+        )
 
     def note_taken(self, event: Event, expected: str, decisions: list[Decision], place: Place) -> None:
         identity = id_of(event)
@@ -354,7 +366,7 @@ class AssemblerMachine(RuleBasedStateMachine):
     def note_complete(self, identity: RolloutId, decisions: list[Decision]) -> None:
         completed = [decision.rollout for decision in decisions if isinstance(decision, Complete)]
         model = self.models[identity]
-        assert len(completed) == (model.complete() and model.state != "complete handed out")
+        assert len(completed) == (model.complete() and not model.state.startswith("complete"))
         for rollout in completed:
             assert rollout.id == identity
             assert identity not in self.completed
@@ -367,11 +379,18 @@ class AssemblerMachine(RuleBasedStateMachine):
 
     def check_slots(self, rollout: Rollout, model: Model) -> None:
         handed_out = {
-            (slot.cut.data_parallel_rank, slot.cut.slot): list(slot.parts)
-            for shard in rollout.shards
-            for slot in shard.slots
+            (slot.cut.data_parallel_rank, slot.cut.slot): slot for shard in rollout.shards for slot in shard.slots
         }
-        assert handed_out == model.whole()
+        whole = model.whole()
+        assert handed_out.keys() == whole.keys()
+        for place, slot in handed_out.items():
+            # Every way to fill the slot, each once.
+            ways = [list(each.parts) for each in (slot, *slot.rivals)]
+            assert len(ways) == len({tuple(map(id, way)) for way in ways})
+            assert len(ways) == sum(prod(Counter(part.part for part in parts).values()) for parts in whole[place])
+            for way in ways:
+                assert [part.part for part in way] == list(range(way[0].part_count))
+                assert any(all(part in parts for part in way) for parts in whole[place])
 
     def note_incomplete(self, rollout: Rollout) -> None:
         model = self.models[rollout.id]
@@ -424,13 +443,14 @@ class AssemblerMachine(RuleBasedStateMachine):
             return
         model = self.models[rollout.id]
         slots = [slot for shard in rollout.shards for slot in shard.slots]
-        bad = [slot for slot in slots if any(is_bad(part) for part in slot.parts)]
-        cuts = [slot.cut for slot in bad]
+        bad = [slot for slot in slots if all(any(map(is_bad, each.parts)) for each in (slot, *slot.rivals))]
+        cuts = [each.cut for slot in bad for each in (slot, *slot.rivals)]
+        STEPS["settled"] += sum(any(map(is_bad, slot.parts)) for slot in slots) - len(bad)
         if bad and not rollout.missing:
             STEPS["rejected"] += 1
             self.completed.discard(rollout.id)
             decisions = self.assembler.reject(rollout.id, cuts)
-            self.forget_cuts(model, cuts)
+            self.forget_cuts(model, cuts, slots)
             model.state = "collecting"
             if self.latest.get(rollout.id.key) != rollout.id.attempt:
                 del self.models[rollout.id]
@@ -448,7 +468,7 @@ class AssemblerMachine(RuleBasedStateMachine):
         STEPS["incomplete"] += 1
         if model.state == "complete handed out":
             return
-        self.forget_cuts(model, cuts)
+        self.forget_cuts(model, cuts, slots)
         written = {piece_of(part) for slot in slots for part in slot.parts} | {
             shard.data_parallel_rank for shard in rollout.shards if shard.event is not None
         }
@@ -459,14 +479,44 @@ class AssemblerMachine(RuleBasedStateMachine):
         if self.latest.get(rollout.id.key) != rollout.id.attempt:
             del self.models[rollout.id]
 
+    @precondition(lambda self: self.handed_out)
+    @rule(holds_up_reading=st.booleans())
+    def fail_to_write(self, holds_up_reading: bool) -> None:
+        """A rollout that was handed out is put back, unless a higher attempt has come."""
+        rollout = self.handed_out.popleft()
+        needed = self.assembler.awaits(rollout)
+        current = self.latest.get(rollout.id.key) == rollout.id.attempt
+        put_back = self.assembler.put_back(rollout, holds_up_reading=holds_up_reading)
+        assert put_back == (needed and current)
+        if put_back:
+            STEPS["put back"] += 1
+            model = self.models[rollout.id]
+            model.state = model.state.replace("handed out", "waits")
+        elif needed:
+            del self.models[rollout.id]
+
+    @rule()
+    def try_again(self) -> None:
+        for identity, model in self.models.items():
+            again = self.assembler.hand_out_again(identity)
+            assert (again is not None) == model.state.endswith("waits")
+            if again is not None:
+                self.check_slots(again, model)
+                model.state = model.state.replace("waits", "handed out")
+                self.handed_out.append(again)
+
     def snapshot_saw(self, rollout: Rollout, model: Model, piece: Piece) -> bool:
         """Returns whether a part of a slot that was not whole came before the snapshot; it is given up then."""
         first = {span.partition: span.last for span in rollout.spans}
         return model.needed[piece] <= first[rollout.id.rollout_id % 2]
 
-    def forget_cuts(self, model: Model, cuts: list[SlotCut]) -> None:
+    def forget_cuts(self, model: Model, cuts: list[SlotCut], slots: list[WholeSlot]) -> None:
+        """Removes what was refused, but no cut with a part that has come since."""
+        seen = {piece_of(part) for slot in slots for each in (slot, *slot.rivals) for part in each.parts}
         refused = {(cut.data_parallel_rank, cut.slot, cut.part_count) for cut in cuts}
-        model.remove({piece for piece in model.held if isinstance(piece, tuple) and piece[:3] in refused})
+        parts = {piece for piece in model.held if isinstance(piece, tuple) and piece[:3] in refused}
+        fresh = {piece[:3] for piece in parts - seen if isinstance(piece, tuple)}
+        model.remove({piece for piece in parts if isinstance(piece, tuple) and piece[:3] not in fresh})
 
     def close(self, identity: RolloutId) -> None:
         self.models.pop(identity, None)
@@ -535,6 +585,7 @@ class AssemblerMachine(RuleBasedStateMachine):
                 for event in sent_by(key.run_id, key.rollout_id, attempt, 1):
                     self.topic[partition_of(event)].append(event)
                 self.read(key.rollout_id % 2, 10**6)
+                self.try_again()
                 while self.handed_out:
                     self.publish()
                 if self.store.get(key) == attempt:
@@ -553,7 +604,7 @@ def test_whatever_happens_in_whatever_order_nothing_is_lost_mixed_or_published_t
     run_state_machine_as_test(
         AssemblerMachine,
         settings=settings(
-            max_examples=200,
+            max_examples=300,
             stateful_step_count=60,
             deadline=None,
             derandomize=True,
@@ -562,4 +613,5 @@ def test_whatever_happens_in_whatever_order_nothing_is_lost_mixed_or_published_t
     )
 
     assert STEPS["steps"] >= 10_000
-    assert min(STEPS[kind] for kind in ("records", "complete", "incomplete", "rejected", "restarts")) > 100
+    kinds = ("records", "complete", "incomplete", "rejected", "restarts", "put back", "settled")
+    assert min(STEPS[kind] for kind in kinds) > 20

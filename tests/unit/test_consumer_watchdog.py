@@ -5,9 +5,11 @@ from collections.abc import Iterator
 
 import pytest
 
+from fixtures.assembling import assembler
 from rollcast.consumer.health import Health
 from rollcast.consumer.retry import Retry
 from rollcast.consumer.stats import Stats
+from rollcast.consumer.waiting import Waiting
 from rollcast.consumer.watchdog import ClientStalledError, Watchdog
 
 STALL_AFTER_S = 0.04
@@ -56,7 +58,7 @@ async def test_an_idle_client_and_one_whose_records_wait_for_the_disk_are_not_st
 
 async def test_lag_that_a_new_client_does_not_reduce_is_unhealthy_until_records_come() -> None:
     watching, stopping, retry = watchdog()
-    health = Health(retry, watching)
+    health = Health(retry, Waiting(assembler()), watching)
     for _ in range(2):
         with pytest.raises(ClientStalledError):
             await watching.watch(Client(7))
@@ -74,7 +76,7 @@ async def test_lag_that_a_new_client_does_not_reduce_is_unhealthy_until_records_
 
 async def test_brokers_that_do_not_answer_make_it_unready_and_not_unhealthy() -> None:
     watching, _, retry = watchdog()
-    health = Health(retry, watching)
+    health = Health(retry, Waiting(assembler()), watching)
     with pytest.raises(ClientStalledError):
         await watching.watch(Client(None))
     assert health.live_problems() == []

@@ -39,7 +39,7 @@ def test_a_topic_of_our_making_endangers_nothing(replicas: int) -> None:
         ("cleanup.policy", "compact,delete", "set it to delete"),
         ("retention.ms", "3600000", "1.0 hours"),
         ("retention.bytes", "1000000", "set it to -1"),
-        ("compression.type", "zstd", "set it to producer"),
+        ("compression.type", "zstd", "set it to uncompressed"),
         ("max.message.bytes", "100000", "they are cut smaller"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rollcast.consumer.decisions import (
     Complete,
@@ -23,6 +23,9 @@ from rollcast.consumer.rollout import Place, Rollout, RolloutId, RolloutKey, Slo
 from rollcast.schemas import DpShard, SamplePart
 
 _REMEMBERED_ROLLOUTS = 65_536
+_HANDED_OUT = (Phase.COMPLETE_HANDED_OUT, Phase.INCOMPLETE_HANDED_OUT)
+_WAITING = (Phase.COMPLETE_WAITING, Phase.INCOMPLETE_WAITING)
+_COMPLETE = (Phase.COMPLETE_HANDED_OUT, Phase.COMPLETE_WAITING)
 
 
 class Assembler:
@@ -35,6 +38,8 @@ class Assembler:
     A rollout whose incomplete dump is durable holds the low watermark no longer, but its records stay in memory until
     their room is needed, so that what comes late can complete it. After a restart or a rebalance its records below
     the watermark are gone from this member's view, and it completes only if they are sent again.
+
+    A rollout whose dump could not be written is put back: it waits, with all that it has, to be handed out again.
 
     The memory that placed slices of parts stand in is somebody else's; it is free once nothing refers to the parts.
 
@@ -59,9 +64,16 @@ class Assembler:
 
     @property
     def awaits_finish(self) -> bool:
-        """Whether a rollout was handed out and is not finished."""
-        waiting = (Phase.COMPLETE_HANDED_OUT, Phase.INCOMPLETE_HANDED_OUT)
-        return any(rollout.phase in waiting for rollout in self._open.values())
+        """Whether a rollout was handed out and is not finished, so that room may come free by itself."""
+        return any(
+            rollout.phase in _HANDED_OUT or (rollout.phase in _WAITING and rollout.holds_up_reading)
+            for rollout in self._open.values()
+        )
+
+    @property
+    def awaits_another_try(self) -> bool:
+        """Whether a rollout that was handed out was put back."""
+        return any(rollout.phase in _WAITING for rollout in self._open.values())
 
     @property
     def resident_bytes(self) -> int:
@@ -99,6 +111,11 @@ class Assembler:
         rollout = self._open.get(identity)
         return self._superfluous(identity) is None and (rollout is None or rollout.lacks(part))
 
+    def rivals_of(self, part: SamplePart) -> Sequence[SamplePart]:
+        """Returns the parts held with its identity, if it would be held too should it say something else than they."""
+        rollout = self._open.get(_identity(part))
+        return () if rollout is None or self._superfluous(rollout.id) is not None else rollout.rivals_of(part)
+
     def add(self, event: SamplePart | DpShard, place: Place, *, size: int, now: float) -> list[Decision]:
         """Takes one record and returns what follows from it; nothing, where it is merely one more piece.
 
@@ -118,7 +135,7 @@ class Assembler:
             return [decision]
         rollout = self._open.get(identity)
         # A repeat takes no room, so nothing is given up for it.
-        grows = rollout is None or not isinstance(event, SamplePart) or rollout.lacks(event)
+        grows = rollout is None or not isinstance(event, SamplePart) or rollout.takes(event)
         decisions = self._make_room(resident_size(event, size), identity) if grows else []
         decisions += self._supersede(key, event.attempt)
         if isinstance(event, DpShard) and event.dropped_reason is not None:
@@ -177,7 +194,7 @@ class Assembler:
         return [*late, Discarded(rollout.id, parts, places, "the shard's closing event leaves no room for this slot")]
 
     def _hand_out(self, rollout: OpenRollout) -> list[Decision]:
-        if rollout.phase is Phase.COMPLETE_HANDED_OUT or not rollout.complete:
+        if rollout.phase in _COMPLETE or not rollout.complete:
             return []
         return [Complete(rollout.hand_out(Phase.COMPLETE_HANDED_OUT, next(self._serials)))]
 
@@ -187,7 +204,7 @@ class Assembler:
             return []
         self._latest[key] = attempt
         lower = RolloutId(key.run_id, latest, key.rollout_id, key.stream)
-        if self._open[lower].phase in (Phase.COMPLETE_HANDED_OUT, Phase.INCOMPLETE_HANDED_OUT):
+        if self._open[lower].phase in _HANDED_OUT:
             # It is being written: the store replaces it when the higher attempt comes.
             return []
         self._close(lower)
@@ -195,7 +212,7 @@ class Assembler:
 
     def _drop(self, identity: RolloutId, reason: str) -> list[Decision]:
         rollout = self._open.get(identity)
-        if rollout is not None and rollout.phase is Phase.COMPLETE_HANDED_OUT:
+        if rollout is not None and rollout.phase in _COMPLETE:
             return [Conflict(identity, "a closing event says dropped, but the rollout is complete")]
         self._close(identity)
         self.remember(identity.key, identity.attempt)
@@ -230,6 +247,41 @@ class Assembler:
             rollout.discard(cut)
         self._resident_bytes += rollout.resident_bytes - before
 
+    def put_back(self, rollout: Rollout, *, holds_up_reading: bool) -> bool:
+        """Has a rollout that was handed out wait for `hand_out_again`; its records stay, and hold the low watermark.
+
+        Args:
+            rollout: whose dump could not be written.
+            holds_up_reading: whether that can succeed by itself, so that who needs room may wait for it.
+
+        Returns:
+            False if nobody needs its dump.
+        """
+        held = self._open.get(rollout.id)
+        if held is None or held.serial != rollout.serial:
+            return False
+        if self._latest.get(rollout.id.key) != rollout.id.attempt:
+            self._close(rollout.id)
+            return False
+        complete = held.phase is Phase.COMPLETE_HANDED_OUT
+        held.phase = Phase.COMPLETE_WAITING if complete else Phase.INCOMPLETE_WAITING
+        held.holds_up_reading = holds_up_reading
+        return True
+
+    def hand_out_again(self, identity: RolloutId) -> Rollout | None:
+        """Hands out a rollout that was put back, with what came since; None if it does not wait any longer."""
+        rollout = self._open.get(identity)
+        if rollout is None or rollout.phase not in _WAITING:
+            return None
+        complete = rollout.phase is Phase.COMPLETE_WAITING
+        phase = Phase.COMPLETE_HANDED_OUT if complete else Phase.INCOMPLETE_HANDED_OUT
+        return rollout.hand_out(phase, next(self._serials))
+
+    def is_tried(self, identity: RolloutId) -> bool:
+        """Returns whether the rollout is handed out or put back now."""
+        rollout = self._open.get(identity)
+        return rollout is not None and rollout.phase in (*_HANDED_OUT, *_WAITING)
+
     def finish(self, identity: RolloutId, *, complete: bool, refused: Iterable[SlotCut] = ()) -> None:
         """Notes that what was handed out is durable, so that it holds the low watermark no longer.
 
@@ -246,13 +298,16 @@ class Assembler:
             if self._latest.get(identity.key) != identity.attempt:
                 self._close(identity)
 
-    def expire(self, now: float) -> list[Incomplete]:
-        """Hands out the rollouts for which nothing new came for `incomplete_after_s`."""
-        expired = [
-            rollout
-            for rollout in self._open.values()
-            if rollout.phase is Phase.COLLECTING and now - rollout.touched_at >= self._incomplete_after_s
-        ]
+    def expire(self, now: float, most: int | None = None) -> list[Incomplete]:
+        """Hands out the rollouts for which nothing new came for `incomplete_after_s`, at most so many at once."""
+        expired = itertools.islice(
+            (
+                rollout
+                for rollout in self._open.values()
+                if rollout.phase is Phase.COLLECTING and now - rollout.touched_at >= self._incomplete_after_s
+            ),
+            most,
+        )
         return [Incomplete(rollout.hand_out(Phase.INCOMPLETE_HANDED_OUT, next(self._serials))) for rollout in expired]
 
     def give_up_oldest(self) -> Incomplete | None:

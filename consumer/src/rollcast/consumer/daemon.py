@@ -29,9 +29,11 @@ from rollcast.consumer.stats import Stats
 from rollcast.consumer.store import DumpStore, LocalDumpStore
 from rollcast.consumer.telemetry import DaemonCollector, registry_of
 from rollcast.consumer.topics import prepare_topics
+from rollcast.consumer.waiting import Waiting
 from rollcast.consumer.watchdog import ClientStalledError, Watchdog
 
 _QUEUED_ROLLOUTS = 2
+_EXPIRED_AT_ONCE = 16
 
 _log = logging.getLogger("rollcast.consumer")
 
@@ -70,6 +72,7 @@ class Daemon:
             incomplete_after_s=config.incomplete_after_s,
             max_resident_bytes=config.max_resident_bytes,
         )
+        self._waiting = Waiting(self._assembler)
         self._gaps = Gaps(config.topics.records, self.stats)
         self._clock = ReadingClock()
         self._closing = Closing()
@@ -78,7 +81,7 @@ class Daemon:
     @property
     def failing(self) -> dict[str, str]:
         """What fails now and is tried again, such as a write to a full disk, with the problem."""
-        return dict(self._retry.failing)
+        return self._retry.failing | self._waiting.failing
 
     def shutdown(self) -> None:
         """Asks `run()` to end gracefully; called on the event loop's thread."""
@@ -96,7 +99,7 @@ class Daemon:
             ShutdownTimeoutError: work was abandoned; a thread may still be writing a temporary file.
         """
         watchdog = Watchdog(self._config.stall_after_s, self._retry, asyncio.get_running_loop().time())
-        health = Health(self._retry, watchdog)
+        health = Health(self._retry, self._waiting, watchdog)
         async with AsyncExitStack() as stack:
             if self._config.http_port is not None:
                 collector = DaemonCollector(
@@ -106,6 +109,7 @@ class Daemon:
                     clock=self._clock,
                     watchdog=watchdog,
                     retry=self._retry,
+                    waiting=self._waiting,
                     health=health,
                 )
                 server = serving(self._config.http_host, self._config.http_port, health, registry_of([collector]))
@@ -157,6 +161,7 @@ class Daemon:
             store=self._store,
             outputs=outputs,
             gaps=self._gaps,
+            waiting=self._waiting,
             retry=self._retry,
             stats=self.stats,
             pool=dump_pool,
@@ -235,19 +240,39 @@ class Daemon:
             await self._retry.pause(min(1.0, self._config.incomplete_after_s / 4))
             if self._stopping.is_set():
                 return
-            expired = self._assembler.expire(self._clock.now)
-            while expired:
-                # Nothing here may refer to the last one until the next expires: its scratch space would stay taken.
-                await queue.put(expired.pop(0).rollout)
+            # A few at a time: handing out thousands at once would hold up the event loop.
+            while not self._stopping.is_set() and (
+                expired := self._assembler.expire(self._clock.now, _EXPIRED_AT_ONCE)
+            ):
+                while expired:
+                    # Nothing here may refer to the last one until the next expires: its scratch space would stay taken.
+                    await queue.put(expired.pop(0).rollout)
 
     async def _publish(self, publishing: Publishing, queue: asyncio.Queue[Rollout | None]) -> None:
-        while (rollout := await queue.get()) is not None:
-            try:
-                await publishing.publish(rollout)
-            except StoppingError as exc:
-                _log.warning("%s is left for the next start: could not %s", rollout.id, exc)
+        """Publishes what comes and, in turn with it, what could not be written before."""
+        clock = asyncio.get_running_loop().time
+        while True:
             # Its scratch space is free only when nothing refers to it, and the next one may be long in coming.
-            del rollout
+            rollout: Rollout | None = None
+            try:
+                async with asyncio.timeout(self._waiting.pause_s(clock())):
+                    if (rollout := await queue.get()) is None:
+                        break
+            except TimeoutError:
+                pass
+            await self._publish_one(publishing, rollout)
+            rollout = self._waiting.due(clock())
+            await self._publish_one(publishing, rollout)
+        if self._waiting.failing:
+            _log.warning("%d dumps that could not be written are left for the next start", len(self._waiting.failing))
+
+    async def _publish_one(self, publishing: Publishing, rollout: Rollout | None) -> None:
+        if rollout is None:
+            return
+        try:
+            await publishing.publish(rollout)
+        except StoppingError as exc:
+            _log.warning("%s is left for the next start: could not %s", rollout.id, exc)
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -94,9 +94,7 @@ class LayoutError(ConsumerError):
 
 
 class QuotaError(ConsumerError, OSError):
-    """A dump does not fit into the quota; it can succeed later, as on a full disk."""
-
-    retriable: ClassVar[bool] = True
+    """A dump does not fit into the quota of its run, which somebody has to raise."""
 
 
 class DumpFileError(ConsumerError):

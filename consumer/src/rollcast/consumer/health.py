@@ -2,7 +2,10 @@
 
 from rollcast.consumer.member import Member
 from rollcast.consumer.retry import Retry
+from rollcast.consumer.waiting import Waiting
 from rollcast.consumer.watchdog import Watchdog
+
+_MOST_SHOWN = 10
 
 
 class Health:
@@ -13,11 +16,12 @@ class Health:
 
     Args:
         retry: knows what fails at present.
+        waiting: knows which dumps cannot be written.
         watchdog: knows whether records come.
     """
 
-    def __init__(self, retry: Retry, watchdog: Watchdog) -> None:
-        self._retry, self._watchdog = retry, watchdog
+    def __init__(self, retry: Retry, waiting: Waiting, watchdog: Watchdog) -> None:
+        self._retry, self._waiting, self._watchdog = retry, waiting, watchdog
         self.member: Member | None = None
 
     def live_problems(self) -> list[str]:
@@ -26,7 +30,7 @@ class Health:
         return [] if stalled_s is None else [f"no record came for {stalled_s:.0f} s, with {self._watchdog.lag} to read"]
 
     def ready_problems(self) -> list[str]:
-        """Returns why no dump is to be expected of it now."""
+        """Returns why no dump, or not every dump, is to be expected of it now."""
         problems = self.live_problems()
         if self._retry.stopping:
             problems.append("it stops")
@@ -34,5 +38,8 @@ class Health:
             problems.append("the group has not given it partitions yet")
         elif self._watchdog.lag is None:
             problems.append("Kafka has not said how much is to read")
-        problems += [f"it could not {what}: {problem}" for what, problem in self._retry.failing.items()]
+        failing = [*self._retry.failing.items(), *self._waiting.failing.items()]
+        problems += [f"it could not {what}: {problem}" for what, problem in failing[:_MOST_SHOWN]]
+        if len(failing) > _MOST_SHOWN:
+            problems.append(f"and {len(failing) - _MOST_SHOWN} more")
         return problems

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
 from rollcast.consumer.errors import ConsumeConfigError
@@ -13,6 +14,15 @@ from rollcast.consumer.health import Health
 _CLOSE_TIMEOUT_S = 1.0
 
 _log = logging.getLogger("rollcast.consumer")
+_server_log = logging.getLogger("rollcast.consumer.http")
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Returns False for a request that is no HTTP: its sender is told, and anybody can send a thousand of them."""
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)
+
+
+_server_log.addFilter(_is_ours)
 
 
 @asynccontextmanager
@@ -22,7 +32,9 @@ async def serving(host: str, port: int, health: Health, registry: CollectorRegis
     Raises:
         ConsumeConfigError: the address cannot be used.
     """
-    runner = web.AppRunner(_application(health, registry), access_log=None, shutdown_timeout=_CLOSE_TIMEOUT_S)
+    runner = web.AppRunner(
+        _application(health, registry), access_log=None, logger=_server_log, shutdown_timeout=_CLOSE_TIMEOUT_S
+    )
     await runner.setup()
     try:
         try:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.brief import brief
@@ -29,10 +29,12 @@ from rollcast.consumer.errors import AssemblerFullError, InvalidRecordError, Scr
 from rollcast.consumer.outputs import Outputs
 from rollcast.consumer.reading_clock import ReadingClock
 from rollcast.consumer.retry import Retry, StoppingError
+from rollcast.consumer.rivals import same_content
 from rollcast.consumer.rollout import Place, Rollout, RolloutKey
 from rollcast.consumer.scratch import Scratch
 from rollcast.consumer.stats import Stats
 from rollcast.consumer.store import DumpStore, PublishedDump
+from rollcast.consumer.waiting import is_lasting
 from rollcast.schemas import ContractError, DeadLetter, DpShard, SamplePart
 
 _REMEMBERED_ALARMS = 1024
@@ -40,6 +42,10 @@ _CHUNK_BYTES = 4 * 1024 * 1024
 _ROOM_PAUSE_S = 0.5
 
 _log = logging.getLogger("rollcast.consumer")
+
+
+_Rivals: TypeAlias = Sequence[SamplePart] | None
+"""What a part is to be compared with; nothing for one that is simply wanted; None for what needs no place."""
 
 
 class Intake:
@@ -170,9 +176,14 @@ class Intake:
     async def _placed(self, events: Sequence[Decoded]) -> list[Decoded]:
         """Returns the first events with the tensors of wanted parts in the scratch; none if there is no room now."""
         loop = asyncio.get_running_loop()
-        wanted = [isinstance(event, SamplePart) and self._assembler.wants(event) for event in events]
-        place = partial(_place_all, self._scratch, list(zip(events, wanted, strict=True)))
+        rivals = [self._rivals(event) for event in events]
+        place = partial(_place_all, self._scratch, list(zip(events, rivals, strict=True)))
         return await self._retry.until_done("keep tensors", lambda: loop.run_in_executor(self._pool, place))
+
+    def _rivals(self, event: Decoded) -> _Rivals:
+        if not isinstance(event, SamplePart):
+            return None
+        return () if self._assembler.wants(event) else self._assembler.rivals_of(event) or None
 
     async def _make_scratch_room(self, hand_out: Callable[[Rollout], Awaitable[None]]) -> None:
         if (evicted := self._assembler.evict_oldest()) is not None:
@@ -186,7 +197,7 @@ class Intake:
                 raise StoppingError("take records")
 
     async def _wait_for_room(self, problem: str, hand_out: Callable[[Rollout], Awaitable[None]]) -> bool:
-        """Returns when a rollout that was handed out is done with, having one handed out if need be; False if none can.
+        """Returns after a try to write a rollout, having one handed out if need be; False if there is none.
 
         Raises:
             StoppingError: the daemon stops.
@@ -194,12 +205,15 @@ class Intake:
         self._room.clear()
         if not self._assembler.awaits_finish:
             given_up = self._assembler.give_up_oldest()
-            if given_up is None:
+            if given_up is not None:
+                self._stats.given_up += 1
+                _log.warning(
+                    "%s is written as incomplete before its time, to make room: %s", given_up.rollout.id, problem
+                )
+                await hand_out(given_up.rollout)
+                del given_up
+            elif not self._assembler.awaits_another_try:
                 return False
-            self._stats.given_up += 1
-            _log.warning("%s is written as incomplete before its time, to make room: %s", given_up.rollout.id, problem)
-            await hand_out(given_up.rollout)
-            del given_up
         await self._retry.wait_for(self._room)
         if not self._room.is_set():
             raise StoppingError("take records")
@@ -232,11 +246,17 @@ class Intake:
                 await self._retry.until_done("announce a dump", partial(self._outputs.announce, published))
 
     async def _published(self, key: RolloutKey) -> PublishedDump | None:
+        def look() -> PublishedDump | None:
+            try:
+                return self._store.published(key)
+            except OSError as exc:
+                if is_lasting(exc):
+                    # It costs this rollout alone: who wants to write its dump is told the same, and waits.
+                    return None
+                raise
+
         loop = asyncio.get_running_loop()
-        return await self._retry.until_done(
-            "read a manifest",
-            lambda: loop.run_in_executor(self._pool, self._store.published, key),
-        )
+        return await self._retry.until_done("read a manifest", lambda: loop.run_in_executor(self._pool, look))
 
     def _note(self, decision: Decision) -> None:
         if isinstance(decision, Duplicate):
@@ -279,11 +299,14 @@ def _chunks(records: Sequence[Any]) -> Iterator[Sequence[Any]]:
     yield records[first:]
 
 
-def _place_all(scratch: Scratch, events: Sequence[tuple[Decoded, bool]]) -> list[Decoded]:
+def _place_all(scratch: Scratch, events: Sequence[tuple[Decoded, _Rivals]]) -> list[Decoded]:
     placed: list[Decoded] = []
-    for event, wanted in events:
-        if not wanted or not isinstance(event, SamplePart):
+    for event, rivals in events:
+        if rivals is None or not isinstance(event, SamplePart):
             placed.append(event)
+            continue
+        if rivals:
+            placed.append(_placed_apart(scratch, event, rivals))
             continue
         try:
             placed.append(scratch.place(event))
@@ -296,3 +319,12 @@ def _place_all(scratch: Scratch, events: Sequence[tuple[Decoded, bool]]) -> list
                 raise
             break
     return placed
+
+
+def _placed_apart(scratch: Scratch, part: SamplePart, rivals: Sequence[SamplePart]) -> SamplePart:
+    """Returns the part with its tensors in files of its own; as it is, if it repeats a rival or cannot be placed."""
+    try:
+        placed = scratch.place(part, apart=True)
+    except (ContractError, ScratchFullError, OSError):
+        return part
+    return part if any(same_content(held, placed) for held in rivals) else placed

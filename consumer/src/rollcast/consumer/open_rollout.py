@@ -3,8 +3,10 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from enum import Enum, auto
+from itertools import islice, product
 
 from rollcast.consumer.errors import ConflictError, InvalidRecordError
+from rollcast.consumer.rivals import same_content
 from rollcast.consumer.rollout import Missing, OffsetSpan, Place, Rollout, RolloutId, Shard, SlotCut, WholeSlot
 from rollcast.schemas import SHARD_SLOT, DpShard, SamplePart
 from rollcast.schemas.parts import PlacedSlice
@@ -13,6 +15,10 @@ _PART_BYTES = 1024
 _COLUMN_BYTES = 600
 _VALUE_BYTES = 72
 _SLOT_BYTES = 100
+# Bounds what somebody can have held, and tried, who sends ever other parts in the name of a shipper.
+_MOST_RIVALS = 3
+_MOST_CUTS = 3
+_MOST_RIVAL_SLOTS = 64
 
 _Held = tuple[SamplePart, Place, int]
 """A part, the place and the size of its record."""
@@ -24,7 +30,9 @@ class Phase(Enum):
     COLLECTING = auto()
     INCOMPLETE_HANDED_OUT = auto()
     INCOMPLETE_DURABLE = auto()
+    INCOMPLETE_WAITING = auto()
     COMPLETE_HANDED_OUT = auto()
+    COMPLETE_WAITING = auto()
 
 
 def resident_size(event: SamplePart | DpShard, size: int) -> int:
@@ -58,7 +66,8 @@ class OpenRollout:
         opened_at: when the first record came.
         touched_at: when the last record that was not a repeat came.
         duplicates: repeats seen.
-        phase: whether it was handed out.
+        phase: whether it was handed out, and if so, whether its dump is durable or waits for another try.
+        holds_up_reading: whether reading may wait for that try to succeed.
         was_incomplete: whether it was ever handed out as incomplete.
         serial: of what was handed out last.
     """
@@ -70,6 +79,7 @@ class OpenRollout:
         self.opened_at = self.touched_at = now
         self.resident_bytes = self.duplicates = 0
         self.phase = Phase.COLLECTING
+        self.holds_up_reading = False
         self.was_incomplete = False
         self.serial = 0
         self._wire_bytes = 0
@@ -78,6 +88,9 @@ class OpenRollout:
         self._cuts: dict[tuple[int, int], dict[int, dict[int, _Held]]] = {}
         # Made as soon as a slot is whole, so that handing out thousands of them does not hold up the event loop.
         self._whole: dict[tuple[int, int], WholeSlot] = {}
+        # Parts that say something else than one that came before with their identity, by slot and cut.
+        self._rivals: dict[tuple[int, int, int], list[_Held]] = {}
+        self._rivals_seen: dict[tuple[int, int, int], int] = {}
         self._contradicted: set[int] = set()
         self._shard_count: int | None = None
         self._slots_expected = 0
@@ -88,13 +101,33 @@ class OpenRollout:
         self.spans[place.partition] = (min(first, place.offset), max(last, place.offset))
 
     def lacks(self, part: SamplePart) -> bool:
-        """Returns whether the part would be new and has a place here."""
+        """Returns whether no part with this identity is held, and there is a place for it."""
         key = (part.data_parallel_rank, part.slot)
-        held = part.part in self._cuts.get(key, {}).get(part.part_count, {})
-        return key not in self._whole and not held and self._has_room_for(*key)
+        cuts = self._cuts.get(key, {})
+        if part.part in cuts.get(part.part_count, {}) or not self._has_room_for(*key):
+            return False
+        # Whoever wrote the whole cut may have forged it.
+        return key not in self._whole or part.part_count in cuts or len(cuts) < _MOST_CUTS
+
+    def takes(self, part: SamplePart) -> bool:
+        """Returns whether the part would be held: it is new, or says something new."""
+        if self.lacks(part):
+            return True
+        rivals = self.rivals_of(part)
+        return bool(rivals) and not any(same_content(held, part) for held in rivals)
+
+    def rivals_of(self, part: SamplePart) -> list[SamplePart]:
+        """Returns the parts held with its identity; none if they are as many as may be."""
+        slot = (part.data_parallel_rank, part.slot)
+        cut = self._cuts.get(slot, {}).get(part.part_count, {})
+        if part.part not in cut:
+            return []
+        others = self._rivals.get((*slot, part.part_count), ())
+        held = [cut[part.part][0], *(other for other, _, _ in others if other.part == part.part)]
+        return held if len(held) <= _MOST_RIVALS else []
 
     def add_part(self, part: SamplePart, place: Place, size: int, now: float) -> bool:
-        """Returns whether the part was new.
+        """Returns whether the part is held now: it was new, or says something new.
 
         Raises:
             InvalidRecordError: its slot or rank is beyond what a closing event announced.
@@ -105,14 +138,16 @@ class OpenRollout:
         held = self._events.get(part.data_parallel_rank)
         if held is not None and part.slot >= held[0].sample_count:
             raise InvalidRecordError(f"slot is {part.slot} of {held[0].sample_count} samples")
-        cut = self._cuts.get(key, {}).get(part.part_count, {})
-        if key in self._whole or part.part in cut:
+        if not self.takes(part):
             self.duplicates += 1
             return False
-        self._cuts.setdefault(key, {})[part.part_count] = cut
-        cut[part.part] = (part, place, size)
-        if len(cut) == part.part_count:
-            self._whole[key] = _whole_slot(*key, cut)
+        cut = self._cuts.setdefault(key, {}).setdefault(part.part_count, {})
+        if part.part in cut:
+            self._rivals.setdefault((*key, part.part_count), []).append((part, place, size))
+        else:
+            cut[part.part] = (part, place, size)
+            if len(cut) == part.part_count and key not in self._whole:
+                self._whole[key] = _whole_slot(*key, cut)
         self._grew(part, place, size, now)
         return True
 
@@ -170,9 +205,11 @@ class OpenRollout:
         return [part for key in beyond for part in self._remove(key, self._cuts[key])]
 
     def discard(self, cut: SlotCut) -> None:
-        """Removes the parts of one cut of one slot, whose content is bad."""
+        """Removes the parts of one cut of one slot, whose content is bad; unless one has come that may be the right."""
         key = (cut.data_parallel_rank, cut.slot)
-        if cut.part_count in self._cuts.get(key, {}):
+        rivals = len(self._rivals.get((*key, cut.part_count), ()))
+        seen = self._rivals_seen.get((*key, cut.part_count), 0)
+        if cut.part_count in self._cuts.get(key, {}) and rivals == seen:
             self._remove(key, (cut.part_count,))
 
     def _has_room_for(self, rank: int, slot: int) -> bool:
@@ -181,12 +218,16 @@ class OpenRollout:
         return rank not in self._events or slot < self._events[rank][0].sample_count
 
     def _remove(self, key: tuple[int, int], part_counts: Iterable[int]) -> list[tuple[SamplePart, Place]]:
-        removed = [held for part_count in tuple(part_counts) for held in self._cuts[key].pop(part_count).values()]
+        removed: list[_Held] = []
+        for part_count in tuple(part_counts):
+            removed += self._cuts[key].pop(part_count).values()
+            removed += self._rivals.pop((*key, part_count), ())
+            self._rivals_seen.pop((*key, part_count), None)
         self._wire_bytes -= sum(size for _, _, size in removed)
         self.resident_bytes -= sum(resident_size(part, size) for part, _, size in removed)
         self._whole.pop(key, None)
         for part_count, cut in self._cuts[key].items():
-            if len(cut) == part_count:
+            if len(cut) == part_count and key not in self._whole:
                 self._whole[key] = _whole_slot(*key, cut)
         if not self._cuts[key]:
             del self._cuts[key]
@@ -207,7 +248,7 @@ class OpenRollout:
         for key in sorted(self._cuts):
             rank, slot = key
             if key in self._whole:
-                slots.setdefault(rank, []).append(self._whole[key])
+                slots.setdefault(rank, []).append(self._with_rivals(key))
             else:
                 broken.setdefault(rank, []).append(slot)
         seen = sorted({*self._events, *slots})
@@ -220,6 +261,23 @@ class OpenRollout:
             wire_bytes=self._wire_bytes,
             serial=serial,
         )
+
+    def _with_rivals(self, key: tuple[int, int]) -> WholeSlot:
+        whole, cuts = self._whole[key], self._cuts[key]
+        if len(cuts) == 1 and (*key, whole.cut.part_count) not in self._rivals:
+            return whole
+        rivals: list[WholeSlot] = []
+        for part_count, cut in cuts.items():
+            if len(cut) < part_count:
+                continue
+            others = self._rivals.get((*key, part_count), [])
+            self._rivals_seen[(*key, part_count)] = len(others)
+            choices = [[cut[part]] for part in range(part_count)]
+            for held in others:
+                choices[held[0].part].append(held)
+            chosen = islice(product(*choices), _MOST_RIVAL_SLOTS)
+            rivals += (_whole_slot(*key, dict(enumerate(each))) for each in chosen)
+        return replace(whole, rivals=tuple(each for each in rivals if each.places != whole.places))
 
     def _shard(self, rank: int, slots: list[WholeSlot]) -> Shard:
         event, place = self._events.get(rank, (None, None))

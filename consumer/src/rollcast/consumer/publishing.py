@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.brief import brief
@@ -17,9 +17,12 @@ from rollcast.consumer.intake import Intake
 from rollcast.consumer.outputs import Outputs
 from rollcast.consumer.restore import Restored, restore
 from rollcast.consumer.retry import Retry
-from rollcast.consumer.rollout import Rollout, SlotCut
+from rollcast.consumer.rivals import parts_of, settle
+from rollcast.consumer.rollout import Place, Rollout, SlotCut
 from rollcast.consumer.stats import Stats
 from rollcast.consumer.store import Dump, DumpStore, Manifest, PublishedDump, dump_of
+from rollcast.consumer.waiting import Waiting
+from rollcast.schemas import SamplePart
 
 _log = logging.getLogger("rollcast.consumer")
 
@@ -35,7 +38,8 @@ class Publishing:
         store: keeps the dumps.
         outputs: announces them.
         gaps: what may be why something is missing.
-        retry: for both.
+        waiting: gets the rollouts whose dump cannot be written now.
+        retry: announces again what Kafka does not take.
         stats: are counted.
         pool: does the work, off the event loop.
     """
@@ -50,6 +54,7 @@ class Publishing:
         store: DumpStore,
         outputs: Outputs,
         gaps: Gaps,
+        waiting: Waiting,
         retry: Retry,
         stats: Stats,
         pool: Executor,
@@ -57,10 +62,10 @@ class Publishing:
         self._config = config
         self._assembler, self._intake, self._letters = assembler, intake, letters
         self._store, self._outputs = store, outputs
-        self._gaps, self._retry, self._stats, self._pool = gaps, retry, stats, pool
+        self._gaps, self._waiting, self._retry, self._stats, self._pool = gaps, waiting, retry, stats, pool
 
     async def publish(self, rollout: Rollout) -> None:
-        """Returns when the rollout is durable and announced, or can never be.
+        """Returns when the rollout is durable and announced, can never be, or waits for another try.
 
         Raises:
             StoppingError: the daemon stops before that; nothing was committed.
@@ -78,30 +83,43 @@ class Publishing:
     async def _publish(self, rollout: Rollout) -> list[Rollout]:
         loop = asyncio.get_running_loop()
         started_at = loop.time()
-        restored, dump = await loop.run_in_executor(self._pool, _prepare, rollout, self._config)
-        for bad in restored.bad_slots:
-            await self._letters.set_aside(zip(bad.slot.parts, bad.slot.places, strict=True), bad.problem)
+        prepared = await loop.run_in_executor(self._pool, _prepare, rollout, self._config)
+        rollout, restored, dump = prepared.rollout, prepared.restored, prepared.dump
         if restored.problem is not None:
+            await self._set_bad_aside(restored)
             await self._give_up(rollout, restored.problem)
             return []
-        refused = [bad.slot.cut for bad in restored.bad_slots]
+        refused = [each.cut for bad in restored.bad_slots for each in (bad.slot, *bad.slot.rivals)]
         if dump is None:
+            await self._set_bad_aside(restored)
             if not self._assembler.awaits(rollout):
                 return []
             decisions = self._assembler.reject(rollout.id, refused)
             return [decision.rollout for decision in decisions if isinstance(decision, Complete)]
         if dump.missing:
             dump = replace(dump, gaps=self._gaps.beside(rollout.spans))
-        published = await self._retry.until_done(
-            f"write the dump of {rollout.id}", lambda: loop.run_in_executor(self._pool, self._store.publish, dump)
-        )
+        try:
+            published = await loop.run_in_executor(self._pool, self._store.publish, dump)
+        except OSError as exc:
+            # Other rollouts go on meanwhile: it may be this one alone that can never be written.
+            self._stats.retries += 1
+            self._waiting.put_back(rollout, exc, loop.time())
+            return []
         self._stats.dump_seconds += loop.time() - started_at
         await self._retry.until_done(f"announce {rollout.id}", lambda: self._outputs.announce(published))
+        # Not before, since all of this is done again if the dump cannot be written now.
+        await self._set_bad_aside(restored)
+        await self._letters.set_aside(prepared.wrong, "another part with its identity has the announced digest")
         self._finish(rollout, complete=not dump.missing, refused=refused)
         self._report(rollout, dump, published)
         return []
 
+    async def _set_bad_aside(self, restored: Restored) -> None:
+        for bad in restored.bad_slots:
+            await self._letters.set_aside(parts_of(bad.slot), bad.problem)
+
     def _finish(self, rollout: Rollout, *, complete: bool, refused: Sequence[SlotCut] = ()) -> None:
+        self._waiting.written(rollout.id)
         # An incomplete dump says nothing of the records of an open rollout that was begun anew meanwhile.
         if complete or self._assembler.awaits(rollout):
             self._assembler.finish(rollout.id, complete=complete, refused=refused)
@@ -130,14 +148,33 @@ class Publishing:
         _log.info("%s: %s -> %s", rollout.id, _summary(published.manifest), published.path)
 
 
-def _prepare(rollout: Rollout, config: ConsumeConfig) -> tuple[Restored, Dump | None]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Prepared:
+    """What became of a rollout that was handed out.
+
+    Attributes:
+        rollout: with the right parts.
+        restored: of it.
+        dump: of it, if it can be made.
+        wrong: parts that had the identity of the right ones.
+    """
+
+    rollout: Rollout
+    restored: Restored
+    dump: Dump | None
+    wrong: Sequence[tuple[SamplePart, Place]]
+
+
+def _prepare(handed_out: Rollout, config: ConsumeConfig) -> _Prepared:
+    rollout, wrong = settle(handed_out, config.limits)
     restored = restore(rollout, config.limits)
-    if restored.payload is None:
-        return restored, None
-    try:
-        return restored, dump_of(rollout, restored.payload, restored.missing, config.layout)
-    except LayoutError as exc:
-        return replace(restored, payload=None, problem=str(exc)), None
+    dump = None
+    if restored.payload is not None:
+        try:
+            dump = dump_of(rollout, restored.payload, restored.missing, config.layout)
+        except LayoutError as exc:
+            restored = replace(restored, payload=None, problem=str(exc))
+    return _Prepared(rollout=rollout, restored=restored, dump=dump, wrong=wrong)
 
 
 def _summary(manifest: Manifest) -> str:

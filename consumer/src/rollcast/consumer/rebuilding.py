@@ -14,6 +14,7 @@ from rollcast.consumer.decisions import Complete, Decision
 from rollcast.consumer.errors import ConsumeError, InvalidRecordError, LayoutError
 from rollcast.consumer.replay import Replay
 from rollcast.consumer.restore import restore
+from rollcast.consumer.rivals import settle
 from rollcast.consumer.rollout import Place, Rollout, RolloutKey
 from rollcast.consumer.scratch import Scratch
 from rollcast.consumer.store import Dump, LocalDumpStore, Manifest, dump_of
@@ -167,8 +168,10 @@ class _Assembly:
             if not isinstance(event, (SamplePart, DpShard)) or not self._is_wanted(event):
                 return []
             check_event(event, self._config.limits)
-            if isinstance(event, SamplePart) and self._assembler.wants(event):
-                event = self._scratch.place(event)
+            if isinstance(event, SamplePart):
+                rivals = self._assembler.rivals_of(event)
+                if rivals or self._assembler.wants(event):
+                    event = self._scratch.place(event, apart=bool(rivals))
             decisions = self._assembler.add(event, Place(record.partition, record.offset), size=len(value), now=0)
         except (ContractError, InvalidRecordError) as exc:
             _log.warning("%s[%d]@%d is not used: %s", record.topic, record.partition, record.offset, exc)
@@ -190,14 +193,14 @@ class _Assembly:
         dumps = []
         pending = [decision.rollout for decision in decisions if isinstance(decision, Complete)]
         while pending:
-            rollout = pending.pop()
+            rollout, _ = settle(pending.pop(), self._config.limits)
             restored = restore(rollout, self._config.limits)
             if restored.payload is not None:
                 dumps += self._finish(rollout, restored.payload)
             elif restored.problem is not None:
                 self._give_up(rollout, restored.problem)
             else:
-                refused = [bad.slot.cut for bad in restored.bad_slots]
+                refused = [each.cut for bad in restored.bad_slots for each in (bad.slot, *bad.slot.rivals)]
                 again = self._assembler.reject(rollout.id, refused)
                 pending += [decision.rollout for decision in again if isinstance(decision, Complete)]
         return dumps

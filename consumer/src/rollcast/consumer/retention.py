@@ -86,7 +86,7 @@ def what_goes(retention: Retention, others: Iterable[Kept], newest: Kept) -> lis
         in_order = sorted([*by_age, newest], key=lambda kept: kept.age)
         last = {kept.rollout_id for kept in in_order[-retention.keep_last :]}
         goes = [kept for kept in by_age if kept.rollout_id not in last and not _excepted(retention, kept)]
-        stays = [kept for kept in by_age if kept not in goes]
+        stays = [kept for kept in by_age if kept.rollout_id in last or _excepted(retention, kept)]
     if retention.max_bytes is not None:
         goes += _beyond_quota(retention, retention.max_bytes, stays, newest)
     return goes

@@ -62,11 +62,19 @@ class SlotCut:
 
 @dataclass(frozen=True, slots=True)
 class WholeSlot:
-    """All parts of one slot, in order, with the place of each record."""
+    """All parts of one slot, in order, with the place of each record.
+
+    Attributes:
+        cut: which slot, and into how many parts it was cut.
+        parts: in order.
+        places: of their records.
+        rivals: the same slot of other parts, where several came that say different things.
+    """
 
     cut: SlotCut
     parts: tuple[SamplePart, ...]
     places: tuple[Place, ...]
+    rivals: tuple["WholeSlot", ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

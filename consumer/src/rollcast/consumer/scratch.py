@@ -72,8 +72,8 @@ class Scratch:
         """Has nothing that comes from now on share a place with what came before."""
         self._rollouts = weakref.WeakValueDictionary()
 
-    def place(self, part: SamplePart) -> SamplePart:
-        """Returns the part with its slices decoded and placed.
+    def place(self, part: SamplePart, *, apart: bool = False) -> SamplePart:
+        """Returns the part with its slices decoded and placed; `apart` in files that nothing else shares.
 
         Raises:
             ContractError: a slice is corrupt, or announces what cannot be or what is too large.
@@ -93,7 +93,7 @@ class Scratch:
             raise LimitError("the room that a part takes", needed, self._max_bytes // 4)
         identity = RolloutId(part.run_id, part.attempt, part.rollout_id, part.stream)
         rollouts = self._rollouts
-        space = rollouts.get(identity)
+        space = _Space(self) if apart else rollouts.get(identity)
         if space is None:
             space = rollouts[identity] = _Space(self)
         columns: list[Column] = []

@@ -13,6 +13,7 @@ from rollcast.consumer.reading_clock import ReadingClock
 from rollcast.consumer.retry import Retry
 from rollcast.consumer.scratch import Scratch
 from rollcast.consumer.stats import DEAD_LETTER_KINDS, Stats
+from rollcast.consumer.waiting import Waiting
 from rollcast.consumer.watchdog import Watchdog
 
 _COUNTERS = {
@@ -47,10 +48,12 @@ class DaemonCollector(Collector):
         clock: ReadingClock,
         watchdog: Watchdog,
         retry: Retry,
+        waiting: Waiting,
         health: Health,
     ) -> None:
         self._stats, self._assembler, self._scratch = stats, assembler, scratch
-        self._clock, self._watchdog, self._retry, self._health = clock, watchdog, retry, health
+        self._clock, self._watchdog, self._health = clock, watchdog, health
+        self._retry, self._waiting = retry, waiting
 
     def collect(self) -> Iterator[Metric]:
         """Yields every series, those that are 0 too, apart from those of runs."""
@@ -76,6 +79,7 @@ class DaemonCollector(Collector):
     def _gauges(self) -> Iterator[Metric]:
         now = time.monotonic()
         opened_at, member, lag = self._assembler.oldest_opened_at, self._health.member, self._watchdog.lag
+        degraded = self._retry.failing or self._waiting.failing
         oldest_s = 0.0 if opened_at is None else self._clock.now - opened_at
         yield GaugeMetricFamily(
             "rollcast_lag_records",
@@ -89,9 +93,17 @@ class DaemonCollector(Collector):
             ("scratch_bytes", "Size of the files that their tensors lie in.", self._scratch.used_bytes),
             ("seconds_since_progress", "Since records were taken or a dump written.", now - self._stats.progressed_at),
             ("assigned_partitions", "Partitions that the group gave it.", member.partition_count if member else 0),
-            ("degraded", "1 while something fails and is tried again.", int(bool(self._retry.failing))),
+            ("degraded", "1 while something fails and is tried again.", int(bool(degraded))),
         ):
             yield GaugeMetricFamily(f"rollcast_{name}", text, value=value)
+        waiting = GaugeMetricFamily(
+            "rollcast_waiting_dumps",
+            "Dumps that could not be written and are tried again; cause: of this dump alone (name), or other (disk).",
+            labels=["cause"],
+        )
+        for cause, lasting in (("name", True), ("disk", False)):
+            waiting.add_metric([cause], self._waiting.count(lasting=lasting))
+        yield waiting
 
 
 def registry_of(collectors: Iterable[Collector]) -> CollectorRegistry:

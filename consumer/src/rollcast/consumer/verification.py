@@ -1,11 +1,13 @@
 """Whether dumps are what their manifests say."""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from rollcast.consumer.dump_file import check_against, described_in, load_dump, samples_of
 from rollcast.consumer.errors import DumpFileError
+from rollcast.consumer.store.aside import unknown_digest
 from rollcast.consumer.store.manifest import Manifest, parse_manifest
 from rollcast.consumer.store.template import MANIFEST_SUFFIX
 from rollcast.schemas import TRAIN_STREAM
@@ -21,18 +23,21 @@ class Verdict:
         path: of its file; of its manifest, if it has several.
         manifest: that it was checked against; None without a usable one.
         problem: why it is not sound; None if it is.
+        unknown: whether it is no dump, but a file that stood in the way of one and was kept aside.
     """
 
     path: Path
     manifest: Manifest | None
     problem: str | None = None
+    unknown: bool = False
 
 
 def verify(path: Path) -> Iterator[Verdict]:
     """Yields a verdict on each dump: of this file, of this manifest, or on all below this folder.
 
     A dump is sound if every file has the size and SHA-256 of its manifest, loads without running code, and holds the
-    rollout and the numbers of samples and shards that the manifest tells. Nothing is changed.
+    rollout and the numbers of samples and shards that the manifest tells. A file that no manifest describes is not,
+    unless the store has kept it aside under the name of its digest, and it still has that. Nothing is changed.
     """
     if path.is_dir():
         yield from _verify_below(path)
@@ -51,7 +56,7 @@ def _verify_below(folder: Path) -> Iterator[Verdict]:
         yield verdict
     for path in sorted(folder.rglob(f"*{_DUMP_SUFFIX}")):
         if path not in described:
-            yield Verdict(path, None, "no usable manifest describes it")
+            yield _verify_undescribed(path)
 
 
 def _verify_manifest(path: Path) -> Verdict:
@@ -67,9 +72,23 @@ def _verify_file(path: Path) -> Verdict:
         described = described_in(path) if path.exists() else None
     except (DumpFileError, OSError) as exc:
         return Verdict(path, None, f"its manifest cannot be used: {exc}")
-    if described is None:
-        return Verdict(path, None, "no usable manifest describes it" if path.exists() else "it is not there")
-    return _verdict(path, described[0])
+    if described is not None:
+        return _verdict(path, described[0])
+    return _verify_undescribed(path) if path.exists() else Verdict(path, None, "it is not there")
+
+
+def _verify_undescribed(path: Path) -> Verdict:
+    told = unknown_digest(path.name)
+    if told is None:
+        return Verdict(path, None, "no usable manifest describes it")
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as exc:
+        return Verdict(path, None, f"it cannot be read: {exc.strerror or exc}")
+    if not digest.startswith(told):
+        return Verdict(path, None, f"its SHA-256 is {digest}: it was changed after it was kept aside")
+    return Verdict(path, None, unknown=True)
 
 
 def _verdict(beside: Path, manifest: Manifest) -> Verdict:

@@ -56,8 +56,9 @@ class Topics:
         # What one broker alone has acknowledged is lost with it; that a minority is away must not stop anybody.
         durable = {"min.insync.replicas": str(replication_factor // 2 + 1)}
         return {
-            # The parts are compressed by us; the broker must not do it again.
-            self.records: {"compression.type": "producer", "retention.ms": str(_RETENTION_MS), **durable},
+            # The parts are compressed by us; the broker must not do it again. It expands what others compress, and
+            # refuses what is too large then: a client would expand it without any bound.
+            self.records: {"compression.type": "uncompressed", "retention.ms": str(_RETENTION_MS), **durable},
             self.metrics: {"cleanup.policy": "compact", **durable},
             self.dumps: durable,
             self.dead_letters: durable,

@@ -37,7 +37,11 @@ def consume(
     *,
     bootstrap: Bootstrap,
     dump_path: Annotated[
-        str, typer.Option(help="Where dumps go: a path with {run_id} and {rollout_id}, 'DIR/{run_id}/{rollout_id}.pt'.")
+        str,
+        typer.Option(
+            help="Where dumps go: a path with {run_id} and {rollout_id}, 'DIR/{run_id}/{rollout_id}.pt'; the file's "
+            "name may have {rank} and {attempt} too."
+        ),
     ],
     layout: Annotated[
         Layout, typer.Option(help="Whose tools read the dumps; miles: a file for each shard, with {rank} in its name.")

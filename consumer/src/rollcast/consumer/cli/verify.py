@@ -14,20 +14,30 @@ def verify(
     *,
     quiet: Annotated[bool, typer.Option("--quiet", help="Show only what is not sound.")] = False,
 ) -> None:
-    """Check dumps against their manifests: size, SHA-256, samples, shards. Exit status: 0 all are sound, 1 not."""
+    """Check dumps against their manifests: size, SHA-256, samples, shards. Exit status: 0 all are sound, 1 not.
+
+    A file NAME.unknown-DIGEST stood at a dump's name without a manifest, and was kept when the dump came; it is told,
+    is no fault while it has that digest, and may be deleted.
+    """
     from rollcast.consumer.verification import verify as verdicts
 
-    sound = bad = 0
+    sound = bad = unknown = 0
     for path in paths:
         for verdict in verdicts(path):
             if verdict.problem is not None:
                 bad += 1
                 typer.echo(f"BAD  {verdict.path}: {verdict.problem}")
                 continue
+            if verdict.unknown:
+                unknown += 1
+                if not quiet:
+                    typer.echo(f"kept {verdict.path}: it had a dump's name and no manifest; may be deleted")
+                continue
             sound += 1
             if not quiet:
                 typer.echo(f"ok   {verdict.path}: {_summary(verdict)}")
-    typer.echo(f"{sound} sound, {bad} bad" if sound + bad else "no dump is there")
+    aside = f", {unknown} kept aside" if unknown else ""
+    typer.echo(f"{sound} sound, {bad} bad{aside}" if sound + bad else f"no dump is there{aside}")
     if bad or not sound:
         raise typer.Exit(1)
 

@@ -4,6 +4,7 @@ import errno
 import hashlib
 import logging
 import os
+import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from rollcast.consumer.store.template import PathTemplate
 
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 _DIGEST_CHARS = 16
+_UNKNOWN = re.compile(r"\.unknown-([0-9a-f]{16})(\.[^.]*)?\Z")
 
 _log = logging.getLogger("rollcast.consumer")
 
@@ -49,6 +51,12 @@ def keep_unknown(template: PathTemplate, path: Path, sha256: str) -> None:
         aside = template.beside(path, f"unknown-{digest[:_DIGEST_CHARS]}")
         _log.warning("%s is kept as %s: no manifest tells what it is", path, aside.name)
         _link(path, aside)
+
+
+def unknown_digest(name: str) -> str | None:
+    """Returns the beginning of the SHA-256 that `keep_unknown` has put into the name of a file; None without one."""
+    match = _UNKNOWN.search(name)
+    return match[1] if match else None
 
 
 def _link(path: Path, aside: Path) -> None:

@@ -1,5 +1,6 @@
 """Dumps as files in local folders."""
 
+import errno
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ from rollcast.consumer.store.files import (
     temporary_beside,
     write_durably,
 )
-from rollcast.consumer.store.manifest import Manifest, ManifestFile, manifest_of, manifest_path
+from rollcast.consumer.store.manifest import Manifest, ManifestFile, manifest_of, manifest_path, worth_of
 from rollcast.consumer.store.protocol import Dump, PublishedDump
 from rollcast.consumer.store.reading import kept_at, published_as, tombstone_path, usable
 from rollcast.consumer.store.removal import Removal, remove_files
@@ -152,13 +153,17 @@ class LocalDumpStore:
         earlier = kept_at(self._named(self._template.base(rollout), dump))
         if earlier is None:
             return None
-        rank = (earlier.manifest.id.attempt, earlier.manifest.samples)
-        return earlier if rank >= (rollout.attempt, dump.sample_count) else None
+        there = earlier.manifest
+        better_or_equal = (there.id.attempt, there.worth) >= (rollout.attempt, worth_of(dump))
+        return earlier if better_or_equal else None
 
     @contextmanager
     def _written(self, dump: Dump, file: DumpFile) -> Iterator["_Written"]:
         """Yields the file, whole and on the disk, under a temporary name."""
         path = self._named(self._template.path(dump.rollout.id, file.rank), dump)
+        if path.is_dir():
+            # The rename would tell it too, after all of the file was written.
+            raise IsADirectoryError(errno.EISDIR, "a folder has the name of the dump", str(path))
         with temporary_beside(path) as (temporary, opened):
             self._at_step(Step.BEGUN)
             with HashingWriter(opened) as writer:

@@ -2,21 +2,31 @@
 
 import hashlib
 import json
+import os
 import platform
+import stat
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from rollcast.consumer.brief import brief
 from rollcast.consumer.errors import DumpFileError
 from rollcast.consumer.metrics import Metric
 from rollcast.consumer.rollout import Missing, OffsetSpan, Rollout, RolloutId
+from rollcast.consumer.store import fields
 from rollcast.consumer.store.protocol import Dump
 from rollcast.consumer.store.template import MANIFEST_SUFFIX
+from rollcast.consumer.streams import is_known
+from rollcast.schemas import SHARD_SLOT, ContractError
+from rollcast.schemas.topics import check_run_id
 
 FORMAT = "rollcast.manifest/1"
+
+_MAX_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,11 +44,6 @@ class ManifestFile:
     rank: int
     sha256: str
     size: int
-
-    def __post_init__(self) -> None:
-        """Refuses a name that leads out of the folder."""
-        if self.name != Path(self.name).name or self.name in ("", ".."):
-            raise ValueError(f"{self.name!r} is no file name")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +92,11 @@ class Manifest:
         return not self.missing
 
     @property
+    def worth(self) -> "Worth":
+        """What makes one incomplete dump of an attempt better than another."""
+        return Worth(self.samples, len(self.digests), self.parts)
+
+    @property
     def file_bytes(self) -> int:
         """Size of all files."""
         return sum(file.size for file in self.files)
@@ -127,45 +137,64 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Manifest":
-        """Inverse of `to_json`.
+        """Inverse of `to_json`; every field is checked, whoever wrote it.
 
         Raises:
             DumpFileError: it is not a manifest of a known format.
         """
         try:
-            content = json.loads(text)
+            content = fields.mapping(json.loads(text))
             if content["format"] != FORMAT:
-                raise DumpFileError(f"the manifest has the format {content['format']!r}, not {FORMAT!r}")
+                raise DumpFileError(f"the manifest has the format {brief(content['format'])!r}, not {FORMAT!r}")
             return cls(
-                id=RolloutId(
-                    str(content["run_id"]),
-                    int(content["attempt"]),
-                    int(content["rollout_id"]),
-                    str(content["stream"]),
+                id=_identity(content),
+                files=_files(content["files"]),
+                offsets=tuple(_span(fields.number_as_key(at), *span) for at, span in _items(content["offsets"])),
+                digests=tuple(
+                    (fields.number_as_key(rank), fields.sha256(digest)) for rank, digest in _items(content["digests"])
                 ),
-                files=tuple(ManifestFile(**file) for file in content["files"]),
-                offsets=tuple(OffsetSpan(int(at), *span) for at, span in content["offsets"].items()),
-                digests=tuple((int(rank), str(digest)) for rank, digest in content["digests"].items()),
-                metrics=tuple(Metric(name=name, **values) for name, values in content["metrics"].items()),
+                metrics=tuple(_metric(name, fields.mapping(values)) for name, values in _items(content["metrics"])),
                 missing=_missing(content.get("missing")),
-                gaps=tuple(OffsetSpan(*gap) for gap in content.get("gaps", ())),
-                versions=dict(content["versions"]),
-                **{name: int(content[name]) for name in _PLAIN},
+                gaps=tuple(_span(*gap) for gap in fields.sequence(content.get("gaps", []))),
+                versions={name: fields.text(told) for name, told in _items(content["versions"])},
+                **{name: fields.number(content[name], highest=highest) for name, highest in _PLAIN.items()},
             )
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as exc:
-            raise DumpFileError(f"not a manifest: {exc!r}") from exc
+        except (ContractError, ValueError, KeyError, TypeError, RecursionError) as exc:
+            raise DumpFileError(f"not a manifest: {brief(repr(exc))}") from exc
 
 
-_PLAIN = (
-    "shards",
-    "samples",
-    "parts",
-    "duplicates",
-    "replaced_values",
-    "raw_bytes",
-    "wire_bytes",
-    "written_at_ms",
-)
+_PLAIN = {
+    "shards": fields.MAX_INT,
+    "samples": fields.MAX_INT,
+    "parts": fields.MAX_INT,
+    "duplicates": fields.MAX_LONG,
+    "replaced_values": fields.MAX_LONG,
+    # A sum of what the closing events claim.
+    "raw_bytes": fields.MAX_LONG * fields.MAX_INT,
+    "wire_bytes": fields.MAX_LONG,
+    "written_at_ms": fields.MAX_LONG,
+}
+_METRIC_COUNTS = ("rollout_count", "token_count", "non_finite_count", "missing_count")
+
+
+class Worth(NamedTuple):
+    """How much of a rollout an incomplete dump has; what comes first decides.
+
+    Attributes:
+        samples: whole samples.
+        closing_events: shards that told all of their layout.
+        parts: records of whole slots, those of the shards' own columns included.
+    """
+
+    samples: int
+    closing_events: int
+    parts: int
+
+
+def worth_of(dump: Dump) -> Worth:
+    """Returns the worth of a dump that is not written yet."""
+    closing_events = sum(shard.event is not None for shard in dump.rollout.shards)
+    return Worth(dump.sample_count, closing_events, dump.rollout.part_count)
 
 
 def manifest_of(dump: Dump, files: tuple[ManifestFile, ...]) -> Manifest:
@@ -223,19 +252,81 @@ def parse_manifest(path: Path) -> Manifest | None:
         DumpFileError: there is one, but it cannot be understood.
     """
     try:
-        return Manifest.from_json(path.read_bytes())
+        # What opens without a wait may still be a folder or a pipe.
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise DumpFileError("not a manifest: it is no file")
+            text = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         return None
+    except IsADirectoryError as exc:
+        raise DumpFileError("not a manifest: it is a folder") from exc
+    if len(text) > _MAX_BYTES:
+        raise DumpFileError(f"not a manifest: it has more than {_MAX_BYTES} bytes")
+    return Manifest.from_json(text)
 
 
-def _missing(content: Any) -> Missing:
+def _identity(content: dict[str, Any]) -> RolloutId:
+    stream = fields.text(content["stream"])
+    if not is_known(stream):
+        raise ValueError(f"the stream {brief(stream)!r} is unknown")
+    return RolloutId(
+        check_run_id(fields.text(content["run_id"])),
+        fields.number(content["attempt"], lowest=-fields.MAX_LONG - 1),
+        fields.number(content["rollout_id"]),
+        stream,
+    )
+
+
+def _files(content: object) -> tuple[ManifestFile, ...]:
+    files = tuple(
+        ManifestFile(
+            name=fields.file_name(file["name"]),
+            rank=fields.number(file["rank"], lowest=-fields.MAX_INT - 1, highest=fields.MAX_INT),
+            sha256=fields.sha256(file["sha256"]),
+            size=fields.number(file["size"]),
+        )
+        for file in map(fields.mapping, fields.sequence(content))
+    )
+    fields.number(sum(file.size for file in files))
+    if not files or len({file.name for file in files}) < len(files):
+        raise ValueError("it has no file, or one twice")
+    return files
+
+
+def _metric(name: str, content: dict[str, Any]) -> Metric:
+    failure = content.get("failure")
+    return Metric(
+        name=fields.text(name),
+        per_rollout_mean=fields.mean(content["per_rollout_mean"]),
+        per_token_mean=fields.mean(content["per_token_mean"]),
+        failure=None if failure is None else fields.text(failure),
+        **{each: fields.number(content[each]) for each in _METRIC_COUNTS},
+    )
+
+
+def _span(partition: object, first: object, last: object) -> OffsetSpan:
+    start = fields.number(first)
+    return OffsetSpan(fields.number(partition), start, fields.number(last, lowest=start))
+
+
+def _missing(content: object) -> Missing:
     if content is None:
         return Missing()
+    told = fields.mapping(content)
     return Missing(
-        shards=tuple(content["shards"]),
-        shard_count_known=bool(content["shard_count_known"]),
-        slots=tuple((int(rank), tuple(slots)) for rank, slots in content["slots"].items()),
+        shards=tuple(map(fields.number, fields.sequence(told["shards"]))),
+        shard_count_known=bool(told["shard_count_known"]),
+        slots=tuple((fields.number_as_key(rank), _slots(slots)) for rank, slots in _items(told["slots"])),
     )
+
+
+def _slots(content: object) -> tuple[int, ...]:
+    return tuple(fields.number(slot, lowest=SHARD_SLOT) for slot in fields.sequence(content))
+
+
+def _items(content: object) -> Iterable[tuple[str, Any]]:
+    return fields.mapping(content).items()
 
 
 @cache

@@ -6,11 +6,12 @@ from pathlib import Path
 from rollcast.consumer.retention import Kept, Retention, what_goes
 from rollcast.consumer.rollout import RolloutKey
 from rollcast.consumer.store.files import locked, sync_directory
+from rollcast.consumer.store.inventory import Inventory
 from rollcast.consumer.store.manifest import Manifest, manifest_path
 from rollcast.consumer.store.protocol import Dump
 from rollcast.consumer.store.reading import tombstone_path, usable
 from rollcast.consumer.store.steps import AtStep, Step
-from rollcast.consumer.store.template import MANIFEST_SUFFIX, TOMBSTONE_SUFFIX, PathTemplate
+from rollcast.consumer.store.template import TOMBSTONE_SUFFIX, PathTemplate
 from rollcast.schemas import TRAIN_STREAM
 
 _log = logging.getLogger("rollcast.consumer")
@@ -31,6 +32,7 @@ class Removal:
 
     def __init__(self, template: PathTemplate, retention: Retention, at_step: AtStep) -> None:
         self._template, self._retention, self._at_step = template, retention, at_step
+        self._inventory = Inventory(template)
 
     def plan(self, dump: Dump, size: int) -> list[Kept]:
         """Returns what goes once this dump, whose new files have this size, is published.
@@ -41,7 +43,7 @@ class Removal:
         rollout = dump.rollout.id
         if dump.missing or rollout.stream != TRAIN_STREAM or not self._retention.removes:
             return []
-        kept = self._kept(rollout.run_id)
+        kept = self._inventory.of_run(rollout.run_id)
         older = kept.pop(rollout.rollout_id, None)
         newest = Kept(rollout.rollout_id, rollout.attempt, size + (older.size if older is not None else 0))
         return what_goes(self._retention, kept.values(), newest)
@@ -67,22 +69,6 @@ class Removal:
                 tombstone.unlink()
             elif (manifest := usable(tombstone)) is not None:
                 self._remove_files(base, manifest)
-
-    def _kept(self, run_id: str) -> dict[int, Kept]:
-        kept: dict[int, Kept] = {}
-        for directory in self._template.directories(run_id):
-            for path in directory.glob(f"*{MANIFEST_SUFFIX}"):
-                manifest = usable(path)
-                if manifest is None or not manifest.complete:
-                    continue
-                rollout = manifest.id
-                if (rollout.run_id, rollout.stream) != (run_id, TRAIN_STREAM):
-                    continue
-                other = kept.get(rollout.rollout_id, Kept(rollout.rollout_id, rollout.attempt, 0))
-                kept[rollout.rollout_id] = Kept(
-                    rollout.rollout_id, max(rollout.attempt, other.attempt), other.size + manifest.file_bytes
-                )
-        return kept
 
     def _retire(self, base: Path, kept: Kept) -> None:
         manifest = usable(manifest_path(base))

@@ -50,7 +50,7 @@ def dangers(settings: Mapping[str, str], replicas: int, max_part_bytes: int) -> 
     if compression not in ("producer", "uncompressed"):
         found.append(
             f"compression.type is {compression}, so the brokers compress again what is compressed already; "
-            "set it to producer"
+            "set it to uncompressed"
         )
     limit = number("max.message.bytes")
     if limit is not None and limit - BATCH_OVERHEAD_BYTES < max_part_bytes:
