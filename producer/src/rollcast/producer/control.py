@@ -82,12 +82,13 @@ class Control:
         if self.group is None:
             return [list(message)]
         own = torch.tensor(message, dtype=torch.int64)
-        received = [torch.empty_like(own) for _ in self.members]
+        received = own.new_empty((len(self.members), len(message)))
         try:
-            dist.all_gather(received, own, group=self.group)
+            dist.all_gather_into_tensor(received, own, group=self.group)
         except RuntimeError as exc:
             raise ControlError(f"a rank is gone or did not publish in time: {exc}") from exc
-        return [tensor.tolist() for tensor in received]
+        messages: list[list[int]] = received.tolist()
+        return messages
 
     def sender_to(self, data_parallel_rank: int, context_parallel_rank: int) -> Callable[[torch.Tensor], None]:
         """Returns a function that sends a CPU tensor to the member at these coordinates."""
