@@ -237,6 +237,10 @@ def _cuts_of(data: Mapping[str, Any], count: int, size: int, layout: ContextLayo
     return Cuts(layout, size, *lengths)
 
 
+def _whole(rows: int, held: tuple[int, ...]) -> tuple[int, ...]:
+    return rows, *held[1:]
+
+
 class _Builder:
     """Gives each tensor its place in the file, and one of the peers to copy it."""
 
@@ -263,7 +267,8 @@ class _Builder:
         if len(name.encode()) > MAX_NAME_BYTES:
             raise RolloutDataError(f"column name {name[:40]!r}... is longer than {MAX_NAME_BYTES} bytes; shorten it")
         if name in CONTEXT_PARALLEL_FIELDS and value is not None:
-            self._add_response_field(name, check_one_tensor_per_sample(name, value, self._count))
+            tensors = check_one_tensor_per_sample(name, value, self._count)
+            self._add_column(name, {}, range(self._count), [0] * self._count, tensors, of_response=True)
             return
         per_sample = is_per_sample(name, value, self._count)
         values = list(value) if per_sample else [value]
@@ -290,28 +295,6 @@ class _Builder:
             tensors += inner
         self._add_column(name, plain, [slot for slot, _ in places], [leaf for _, leaf in places], tensors)
 
-    def _add_response_field(self, name: str, tensors: list[torch.Tensor]) -> None:
-        assert self._cuts is not None  # noqa: S101  # there is such a field
-        shapes: list[tuple[int, ...]] = [*map(_SHAPE, tensors)]
-        rows = [shape[0] if shape else -1 for shape in shapes]
-        if rows != self._rows_held:
-            slot = next(slot for slot in range(self._count) if rows[slot] != self._rows_held[slot])
-            raise RolloutDataError(
-                f"{name!r} of sample {slot} has shape {tuple(shapes[slot])}; this rank (context-parallel "
-                f"{self._rank} of {self._cuts.size}) holds {self._rows_held[slot]} of its {self._rows[slot]} "
-                "response tokens"
-            )
-        slots, leaves = range(self._count), [0] * self._count
-        if self._cuts.size == 1:
-            self._add_column(name, {}, slots, leaves, tensors)
-            return
-        # The whole, not what this rank holds of it.
-        if {*map(len, shapes)} == {1}:
-            shapes = [*zip(self._rows, strict=True)]
-        else:
-            shapes = [(rows, *shape[1:]) for rows, shape in zip(self._rows, shapes, strict=True)]
-        self._add_column(name, {}, slots, leaves, tensors, shapes)
-
     def _add_column(
         self,
         name: str,
@@ -319,20 +302,23 @@ class _Builder:
         slots: Sequence[int],
         leaves: Sequence[int],
         tensors: list[torch.Tensor],
-        split_shapes: list[tuple[int, ...]] | None = None,
+        *,
+        of_response: bool = False,
     ) -> None:
-        shapes: list[tuple[int, ...]] = split_shapes or [*map(_SHAPE, tensors)]
+        shapes: list[tuple[int, ...]] = [*map(_SHAPE, tensors)]
         dimensions = [*map(len, shapes)]
         if max(dimensions, default=0) > MAX_DIMENSIONS:
             raise RolloutDataError(f"{name!r} has {max(dimensions)} dimensions; at most {MAX_DIMENSIONS} travel")
         dtypes: list[torch.dtype] = [*map(_DTYPE, tensors)]
-        if split_shapes is None:
+        owners: list[int] | None = None
+        if of_response and self._is_split(name, shapes):
+            # The whole, not what this rank holds of it. Nearly always one value a token, and quicker then.
+            flat = {*dimensions} == {1}
+            shapes = [*zip(self._rows, strict=True)] if flat else [*map(_whole, self._rows, shapes)]
+            sizes = [*map(mul, self._rows if flat else map(prod, shapes), map(_ITEM_BYTES, dtypes))]
+        else:
             sizes = [*map(_NBYTES, tensors)]
             owners = self._owners(sizes)
-        else:
-            item_bytes = [*map(_ITEM_BYTES, dtypes)]
-            sizes = [*map(mul, map(prod, shapes), item_bytes)]
-            owners = None
         offsets = [*accumulate(sizes, initial=self.data_bytes)]
         self.data_bytes = offsets.pop()
         self.sources += tensors
@@ -350,9 +336,24 @@ class _Builder:
             )
         )
         kinds = [dtype_name(dtype) for dtype in (dtypes if len({*dtypes}) > 1 else dtypes[:1])]
-        self._digest.update(repr((name, len(plain), len(slots), kinds)).encode())
-        for numbers in (plain, slots, leaves, dimensions, chain.from_iterable(shapes)):
+        # A range is known by its length, and so are its leaves.
+        places = () if isinstance(slots, range) else (slots, leaves)
+        self._digest.update(repr((name, len(plain), len(slots), len(places), kinds)).encode())
+        for numbers in (plain, *places, dimensions, chain.from_iterable(shapes)):
             self._digest.update(array("q", numbers))
+
+    def _is_split(self, name: str, shapes: list[tuple[int, ...]]) -> bool:
+        """Checks what this rank holds of a response field; tells whether its peers hold the rest."""
+        assert self._cuts is not None  # noqa: S101  # there is such a field
+        rows = [shape[0] if shape else -1 for shape in shapes]
+        if rows != self._rows_held:
+            slot = next(slot for slot in range(self._count) if rows[slot] != self._rows_held[slot])
+            raise RolloutDataError(
+                f"{name!r} of sample {slot} has shape {tuple(shapes[slot])}; this rank (context-parallel "
+                f"{self._rank} of {self._cuts.size}) holds {self._rows_held[slot]} of its {self._rows[slot]} "
+                "response tokens"
+            )
+        return self._cuts.size > 1
 
     def _owners(self, sizes: list[int]) -> list[int]:
         """Returns who copies each tensor that all peers hold: about as many bytes each."""
