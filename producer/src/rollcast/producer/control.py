@@ -90,7 +90,7 @@ class Control:
         if self.group is None:
             return lambda: [list(message)]
         own = torch.tensor(message, dtype=torch.int64)
-        received = own.new_empty((len(self.members), len(message)))
+        received = own.new_empty(len(self.members) * len(message))
         try:
             work: Any = dist.all_gather_into_tensor(received, own, group=self.group, async_op=True)
         except RuntimeError as exc:
@@ -101,7 +101,8 @@ class Control:
                 work.wait()
             except RuntimeError as exc:
                 raise _absent(exc) from exc
-            return [[int(number) for number in row] for row in received.tolist()]
+            together: list[list[int]] = received.view(len(self.members), -1).tolist()
+            return together
 
         return messages
 
