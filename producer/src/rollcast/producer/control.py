@@ -82,7 +82,7 @@ class Control:
         return self.start_exchange(message)()
 
     def start_exchange(self, message: Sequence[int]) -> Callable[[], list[list[int]]]:
-        """Does the same in two steps: what it returns waits for the messages, and must be called.
+        """Begins an exchange; what it returns waits for the messages and must be called.
 
         Raises:
             ControlError: as `exchange`, now or then.
@@ -90,9 +90,9 @@ class Control:
         if self.group is None:
             return lambda: [list(message)]
         own = torch.tensor(message, dtype=torch.int64)
-        received = own.new_empty(len(self.members) * len(message))
+        received = [torch.empty_like(own) for _ in self.members]
         try:
-            work: Any = dist.all_gather_into_tensor(received, own, group=self.group, async_op=True)
+            work: Any = dist.all_gather(received, own, group=self.group, async_op=True)
         except RuntimeError as exc:
             raise _absent(exc) from exc
 
@@ -101,8 +101,7 @@ class Control:
                 work.wait()
             except RuntimeError as exc:
                 raise _absent(exc) from exc
-            together: list[list[int]] = received.view(len(self.members), -1).tolist()
-            return together
+            return [tensor.tolist() for tensor in received]
 
         return messages
 

@@ -35,7 +35,8 @@ _ONE_PER_SAMPLE = ("tokens", "total_lengths", "loss_masks")
 # Readers refuse a larger value; map entries count twice there, as key and value.
 _MAX_ITEMS = DEFAULT_LIMITS.max_items // 2
 
-_NOBODY = -1
+# In place of the rank that copies a tensor.
+_NOBODY, _SPLIT = -1, -2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,14 +142,14 @@ class ShardRecords:
         """
         offsets = np.array([*chain.from_iterable([column.offsets for column in self.columns])], np.int64)
         sizes = np.array([*chain.from_iterable([column.sizes for column in self.columns])], np.int64)
-        owners = [column.owners or [_NOBODY] * len(column.sizes) for column in self.columns]
-        own = np.flatnonzero(np.array([*chain.from_iterable(owners)], np.int64) == rank)
+        owners = [column.owners or [_SPLIT] * len(column.sizes) for column in self.columns]
+        own = np.flatnonzero(np.array([*chain.from_iterable(owners)], np.int64) == (_NOBODY if rank is None else rank))
         found = [np.stack([own, offsets[own], np.zeros_like(own), sizes[own]])]
         if self.cuts is not None:
             slots, low, held, rows = self.cuts.runs(rank)
             firsts = accumulate([len(column.sizes) for column in self.columns], initial=0)
             split = [first for first, column in zip(firsts, self.columns, strict=False) if column.owners is None]
-            # Of each split column, each run.
+            # Each run of each split column.
             tensors = np.add.outer(split, slots)
             row_bytes = sizes[tensors] // np.maximum(self.cuts.responses[slots], 1)
             runs = [tensors, offsets[tensors] + low * row_bytes, held * row_bytes, rows * row_bytes]
