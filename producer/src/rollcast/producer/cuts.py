@@ -44,7 +44,8 @@ class Cuts:
     def held(self, rank: int) -> IntArray:
         """Returns the number of response tokens of each sample that a rank holds."""
         _, tokens = self._chunks(rank)
-        return tokens.sum(axis=0)
+        held: IntArray = tokens.sum(axis=0)
+        return held
 
     def runs(self, rank: int | None) -> IntArray:
         """Returns the runs of response tokens that a rank holds, by sample, in the order in which it holds them.

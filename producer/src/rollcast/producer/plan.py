@@ -226,7 +226,7 @@ def _cuts_of(data: Mapping[str, Any], count: int, size: int, layout: ContextLayo
                 f"{name!r} has {len(value)} entries for {count} samples (the length of 'response_lengths'); "
                 "it needs one per sample"
             )
-    if all(data.get(name) is None for name in CONTEXT_PARALLEL_FIELDS):
+    if not any(_is_of_response(name, value) for name, value in data.items()):
         return None
     totals = responses = check_lengths(data, "response_lengths", count)
     # Without context parallelism a rank holds the whole response, however long the prompt is.
@@ -236,6 +236,10 @@ def _cuts_of(data: Mapping[str, Any], count: int, size: int, layout: ContextLayo
     padded = check_lengths(data, "max_seq_lens", count) if is_padded else totals
     lengths = (np.array(column, np.int64) for column in (totals, responses, padded))
     return Cuts(layout, size, *lengths)
+
+
+def _is_of_response(name: str, value: object) -> bool:
+    return name in CONTEXT_PARALLEL_FIELDS and value is not None
 
 
 def _whole(rows: int, held: tuple[int, ...]) -> tuple[int, ...]:
@@ -256,7 +260,7 @@ class _Builder:
             self._rows: list[int] = cuts.responses.tolist()
             self._rows_held: list[int] = cuts.held(rank).tolist()
             for lengths in (cuts.totals, cuts.responses, cuts.padded):
-                self._digest.update(lengths)
+                self._digest.update(lengths.tobytes())
 
     def digest(self) -> int:
         # It travels as a signed 64-bit integer.
@@ -267,15 +271,16 @@ class _Builder:
             raise RolloutDataError(f"rollout_data has the key {name!r}; its keys are column names, strings")
         if len(name.encode()) > MAX_NAME_BYTES:
             raise RolloutDataError(f"column name {name[:40]!r}... is longer than {MAX_NAME_BYTES} bytes; shorten it")
-        if name in CONTEXT_PARALLEL_FIELDS and value is not None:
-            tensors = check_one_tensor_per_sample(name, value, self._count)
-            self._add_column(name, {}, range(self._count), [0] * self._count, tensors, of_response=True)
-            return
-        per_sample = is_per_sample(name, value, self._count)
-        values = list(value) if per_sample else [value]
+        of_response = _is_of_response(name, value)
+        per_sample = of_response or is_per_sample(name, value, self._count)
+        values: list[Any] = [value]
+        if of_response:
+            values = check_one_tensor_per_sample(name, value, self._count)
+        elif per_sample:
+            values = list(value)
         slots = range(self._count) if per_sample else [SHARD_SLOT]
         if {*map(type, values)} <= {torch.Tensor}:
-            self._add_column(name, {}, slots, [0] * len(slots), values)
+            self._add_column(name, {}, slots, [0] * len(slots), values, of_response=of_response)
             return
         if are_scalars(values):
             self._add_column(name, dict(zip(slots, values, strict=True)), [], [], [])

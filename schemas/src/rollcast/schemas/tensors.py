@@ -92,8 +92,9 @@ def _normalise(field: str, value: object, replaced: Replaced, room: int) -> Any:
         items = [_normalise(field, item, replaced, room - 1) for item in value.values()]
         return dict(zip(keys, items, strict=True))
     if isinstance(value, (list, tuple, range)):
-        items = value if _are_plain(value) else [_normalise(field, item, replaced, room - 1) for item in value]
-        return tuple(items) if isinstance(value, tuple) else list(items)
+        kept = _are_plain(value)
+        items = [*value] if kept else [_normalise(field, item, replaced, room - 1) for item in value]
+        return tuple(items) if isinstance(value, tuple) else items
     return replaced.marker(field, value)
 
 
@@ -101,7 +102,7 @@ def _are_plain(values: Sequence[Any]) -> bool:
     """Returns whether all are carried as they are; there may be thousands, on the training thread."""
     types = {*map(type, values)}
     if types == {int}:
-        return min(values) >= -_MAX_INT and max(values) < _MAX_INT
+        return bool(min(values) >= -_MAX_INT and max(values) < _MAX_INT)
     return types <= _FIXED_SCALARS or (types == {torch.Tensor} and _are_plain_tensors(values))
 
 
