@@ -23,11 +23,6 @@ _PORTABLE = 1
 _side_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
-def move(sources: Sequence[torch.Tensor], segments: Segments, data: torch.Tensor) -> None:
-    """Does what `prepare_moves` prepares, at once."""
-    prepare_moves(sources, segments, data)()
-
-
 def prepare_moves(sources: Sequence[torch.Tensor], segments: Segments, data: torch.Tensor) -> Callable[[], None]:
     """Returns a function that copies segments of the sources to their places, and returns when all bytes are there.
 
