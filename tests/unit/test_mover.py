@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcast.producer.mover import can_pin, move
+from rollcast.producer.mover import can_pin, prepare_moves
 from rollcast.producer.plan import Segments
 from rollcast.schemas.dtypes import ITEM_BYTES
 from rollcast.schemas.tensors import tensor_bytes
@@ -37,7 +37,7 @@ def _moved(sources: Sequence[torch.Tensor]) -> torch.Tensor:
             rows.append((index, reached, 0, source.nbytes))
             reached += source.nbytes
     data = torch.full((reached,), 170, dtype=torch.uint8)
-    move(sources, _segments(*rows), data)
+    prepare_moves(sources, _segments(*rows), data)()
     return data
 
 
@@ -79,8 +79,8 @@ def test_a_tensor_arrives_in_the_order_of_its_elements_however_it_lies_in_memory
 
 def test_nothing_to_move_moves_nothing() -> None:
     data = torch.arange(4, dtype=torch.uint8)
-    move((), _segments(), data)
-    move((torch.empty(0), torch.empty(0, 7).T), _segments(), data)
+    prepare_moves((), _segments(), data)()
+    prepare_moves((torch.empty(0), torch.empty(0, 7).T), _segments(), data)()
     assert data.tolist() == [0, 1, 2, 3]
     assert not can_pin()
 
@@ -102,7 +102,7 @@ def test_any_segments_of_any_tensors_arrive_and_touch_nothing_else(data: st.Data
     expected = target.clone()
     for tensor, place, start, length in rows:
         expected[place : place + length] = sources[tensor][start : start + length]
-    move(sources, _segments(*data.draw(st.permutations(rows))), target)
+    prepare_moves(sources, _segments(*data.draw(st.permutations(rows))), target)()
     assert torch.equal(target, expected)
 
 
@@ -116,7 +116,7 @@ def test_a_segment_beyond_its_source_or_target_moves_nothing_at_all(row: tuple[i
     source = torch.arange(8 * step, dtype=torch.uint8)[::step]
     data = torch.zeros(16, dtype=torch.uint8)
     with pytest.raises(ValueError, match="does not hold what was planned"):
-        move((source,), _segments((0, 0, 0, 8), row), data)
+        prepare_moves((source,), _segments((0, 0, 0, 8), row), data)()
     assert not data.any()
 
 
@@ -126,4 +126,4 @@ def test_a_tensor_whose_storage_was_freed_is_an_error_and_not_the_end_of_the_pro
     source = whole[first:]
     whole.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match="does not hold what was planned"):
-        move((source,), _segments((0, 0, 0, 4)), torch.zeros(4, dtype=torch.uint8))
+        prepare_moves((source,), _segments((0, 0, 0, 4)), torch.zeros(4, dtype=torch.uint8))()

@@ -65,6 +65,13 @@ def test_numpy_values_become_plain_scalars_and_tensors() -> None:
     assert torch.equal(array, torch.tensor([[2, 1, 0], [5, 4, 3]], dtype=torch.int32))
 
 
+def test_a_subclass_of_a_list_or_tuple_becomes_the_plain_type() -> None:
+    for value, plain in ((range(3), [0, 1, 2]), (torch.Size([4, 5]), (4, 5)), ([True, 1], [True, 1])):
+        back = normalise("lengths", value, Replaced())
+        assert back == plain
+        assert type(back) is type(plain)
+
+
 def test_nested_tensors_keep_their_place() -> None:
     value = {"a": [torch.ones(2), ("b", torch.zeros(0))], 3: None}
     back = _round_trip(value)

@@ -87,15 +87,31 @@ class Control:
         Raises:
             ControlError: a member is gone or did not come in time; the group is of no use any more.
         """
+        return self.start_exchange(message)()
+
+    def start_exchange(self, message: Sequence[int]) -> Callable[[], list[list[int]]]:
+        """Begins an exchange; what it returns waits for the messages and must be called.
+
+        Raises:
+            ControlError: as `exchange`, now or then.
+        """
         if self.group is None:
-            return [list(message)]
+            return lambda: [list(message)]
         own = torch.tensor(message, dtype=torch.int64)
         received = [torch.empty_like(own) for _ in self.members]
         try:
-            dist.all_gather(received, own, group=self.group)
+            work: Any = dist.all_gather(received, own, group=self.group, async_op=True)
         except RuntimeError as exc:
-            raise ControlError(f"a rank is gone or did not publish in time: {exc}") from exc
-        return [tensor.tolist() for tensor in received]
+            raise _absent(exc) from exc
+
+        def messages() -> list[list[int]]:
+            try:
+                work.wait()
+            except RuntimeError as exc:
+                raise _absent(exc) from exc
+            return [tensor.tolist() for tensor in received]
+
+        return messages
 
     def sender_to(self, data_parallel_rank: int, context_parallel_rank: int) -> Callable[[torch.Tensor], None]:
         """Returns a function that sends a CPU tensor to the member at these coordinates."""
@@ -127,6 +143,10 @@ class Control:
             for member in self.members
             if (member.data_parallel_rank, member.context_parallel_rank) == (data_parallel_rank, context_parallel_rank)
         )
+
+
+def _absent(error: RuntimeError) -> ControlError:
+    return ControlError(f"a rank is gone or did not publish in time: {error}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from itertools import islice
 
 import torch
 
-from rollcast.producer.mover import move
+from rollcast.producer.mover import prepare_moves
 from rollcast.producer.plan import ShardPlan
 from rollcast.schemas.tensors import tensor_bytes
 
@@ -13,8 +13,8 @@ _Sent = tuple[int, int, int]
 """Offset in the file's data, offset in the stream of a peer's own bytes, size."""
 
 
-def copy_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> int:
-    """Copies what this rank holds to its final place; returns the number of bytes.
+def prepare_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> Callable[[], int]:
+    """Returns a function that copies what this rank holds to its final place, and returns the number of bytes.
 
     Args:
         plan: the shard.
@@ -22,8 +22,18 @@ def copy_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> int:
         data: the bytes of the tensor file, uint8.
     """
     segments = plan.records.segments(rank)
-    move(plan.sources, segments, data)
-    return int(segments.sizes.sum())
+    move = prepare_moves(plan.sources, segments, data)
+
+    def copy() -> int:
+        move()
+        return int(segments.sizes.sum())
+
+    return copy
+
+
+def copy_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> int:
+    """Does what `prepare_own` prepares, at once."""
+    return prepare_own(plan, rank, data)()
 
 
 def send_own(plan: ShardPlan, rank: int, send: Callable[[torch.Tensor], None], bucket_bytes: int) -> int:

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from operator import attrgetter
 from typing import Any
@@ -23,8 +23,10 @@ _PORTABLE = 1
 _side_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
-def move(sources: Sequence[torch.Tensor], segments: Segments, data: torch.Tensor) -> None:
-    """Copies segments of the sources to their places; returns when all bytes are there.
+def prepare_moves(sources: Sequence[torch.Tensor], segments: Segments, data: torch.Tensor) -> Callable[[], None]:
+    """Returns a function that copies segments of the sources to their places, and returns when all bytes are there.
+
+    Until it was called no source may be resized or freed.
 
     From a CUDA device the copies go through a stream of their own, after what the device's current stream has to do,
     and are waited for once, at the end; into pinned memory (`pin`) the device writes by itself.
@@ -51,10 +53,14 @@ def move(sources: Sequence[torch.Tensor], segments: Segments, data: torch.Tensor
     addresses = addresses[segments.tensors]
     plain = addresses != 0
     targets, starts, sizes = data.data_ptr() + segments.targets, addresses + segments.starts, segments.sizes
-    lists = (array[plain].tolist() for array in (targets, starts, sizes))
-    deque(map(ctypes.memmove, *lists), maxlen=0)
-    if not plain.all():
-        _copy_others(sources, segments, plain, data)
+    lists = [array[plain].tolist() for array in (targets, starts, sizes)]
+
+    def move_all() -> None:
+        deque(map(ctypes.memmove, *lists), maxlen=0)
+        if not plain.all():
+            _copy_others(sources, segments, plain, data)
+
+    return move_all
 
 
 def _copy_others(

@@ -8,15 +8,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from math import prod
-from operator import attrgetter
-from typing import Any, NamedTuple, TypeAlias
+from operator import attrgetter, mul
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import xxhash
 
-from rollcast.producer.context_parallel import ContextLayout, Piece, pieces_of
+from rollcast.producer.context_parallel import ContextLayout
+from rollcast.producer.cuts import Cuts, IntArray
 from rollcast.producer.errors import RolloutDataError
 from rollcast.producer.fields import CONTEXT_PARALLEL_FIELDS, check_lengths, check_one_tensor_per_sample
 from rollcast.producer.parallel import ParallelLayout
@@ -24,17 +24,19 @@ from rollcast.schemas.events import SHARD_SLOT, PlainValue
 from rollcast.schemas.limits import DEFAULT_LIMITS
 from rollcast.schemas.parts import MAX_DIMENSIONS, MAX_NAME_BYTES
 from rollcast.schemas.shards import is_per_sample, places, sample_count
-from rollcast.schemas.tensors import Replaced, dtype_name, extract_tensors, item_count, normalise
+from rollcast.schemas.tensors import Replaced, are_scalars, dtype_name, extract_tensors, item_count, normalise
 
 # Not comprehensions: these are read of thousands of tensors, on the training thread.
 _SHAPE, _DTYPE, _NBYTES = attrgetter("shape"), attrgetter("dtype"), attrgetter("nbytes")
+_ITEM_BYTES = attrgetter("itemsize")
 
 _ONE_PER_SAMPLE = ("tokens", "total_lengths", "loss_masks")
 
 # Readers refuse a larger value; map entries count twice there, as key and value.
 _MAX_ITEMS = DEFAULT_LIMITS.max_items // 2
 
-IntArray: TypeAlias = npt.NDArray[np.int64]
+# In place of the rank that copies a tensor.
+_NOBODY, _SPLIT = -1, -2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,55 +122,41 @@ class ShardRecords:
 
     Attributes:
         columns: in file order.
-        pieces: by slot, the rows of its split tensors; empty where nothing is split.
+        cuts: of the split tensors; None where nothing is split.
         positions: rollout position of each sample, or None.
         sample_indices: sample index of each sample, or None.
         replaced_values: values that a marker stands for.
     """
 
     columns: tuple[PlannedColumn, ...]
-    pieces: tuple[tuple[Piece, ...], ...]
+    cuts: Cuts | None
     positions: tuple[int | None, ...]
     sample_indices: tuple[int | None, ...]
     replaced_values: int
 
     def segments(self, rank: int | None) -> Segments:
-        """Returns what a rank copies, in file order.
+        """Returns what a rank copies; every peer can tell it of every other.
 
         Args:
             rank: context-parallel rank; None for what no rank holds, which must read as zero.
         """
-        slot, low, held, rows = _rows_of(rank, self.pieces)
-        found = [np.empty((4, 0), np.int64)]
-        first = 0
-        for column in self.columns:
-            offsets, sizes = np.array(column.offsets, np.int64), np.array(column.sizes, np.int64)
-            if column.owners is None:
-                whole_rows = np.array([shape[0] for shape in column.shapes], np.int64)
-                row_bytes = (sizes // np.maximum(whole_rows, 1))[slot]
-                found.append(
-                    np.stack([first + slot, offsets[slot] + low * row_bytes, held * row_bytes, rows * row_bytes])
-                )
-            else:
-                own = np.flatnonzero(np.array(column.owners) == (-1 if rank is None else rank))
-                found.append(np.stack([first + own, offsets[own], np.zeros_like(own), sizes[own]]))
-            first += len(sizes)
+        offsets = np.array([*chain.from_iterable([column.offsets for column in self.columns])], np.int64)
+        sizes = np.array([*chain.from_iterable([column.sizes for column in self.columns])], np.int64)
+        owners = [column.owners or [_SPLIT] * len(column.sizes) for column in self.columns]
+        own = np.flatnonzero(np.array([*chain.from_iterable(owners)], np.int64) == (_NOBODY if rank is None else rank))
+        found = [np.stack([own, offsets[own], np.zeros_like(own), sizes[own]])]
+        if self.cuts is not None:
+            slots, low, held, rows = self.cuts.runs(rank)
+            firsts = accumulate([len(column.sizes) for column in self.columns], initial=0)
+            split = [first for first, column in zip(firsts, self.columns, strict=False) if column.owners is None]
+            # Each run of each split column.
+            tensors = np.add.outer(split, slots)
+            row_bytes = sizes[tensors] // np.maximum(self.cuts.responses[slots], 1)
+            runs = [tensors, offsets[tensors] + low * row_bytes, held * row_bytes, rows * row_bytes]
+            found.append(np.stack(runs).reshape(4, -1))
         together = np.concatenate(found, axis=1)
         tensors, targets, starts, sizes = together[:, together[3] > 0]
         return Segments(tensors=tensors, targets=targets, starts=starts, sizes=sizes)
-
-
-def _rows_of(rank: int | None, pieces: tuple[tuple[Piece, ...], ...]) -> IntArray:
-    """Returns slot, first row in the whole, first row in what the rank holds, and number of rows."""
-    found = []
-    for slot, slot_pieces in enumerate(pieces):
-        reached = held = 0
-        for rows, holder in slot_pieces:
-            if holder == rank:
-                found.append((slot, reached, held, rows))
-                held += rows
-            reached += rows
-    return np.array(found, np.int64).reshape(-1, 4).T
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,15 +197,16 @@ def make_plan(
     """
     replaced = Replaced()
     data = {name: normalise(name, value, replaced) for name, value in rollout_data.items()}
-    pieces = _check_alignment(data, layout, context_layout)
     count = sample_count(data)
-    builder = _Builder(count, pieces, layout.context_parallel_size if in_place else 1, replaced)
+    cuts = _cuts_of(data, count, layout.context_parallel_size, context_layout)
+    copying_ranks = layout.context_parallel_size if in_place else 1
+    builder = _Builder(count, cuts, layout.context_parallel_rank, copying_ranks, replaced)
     for name, value in data.items():
         builder.add(name, value)
     return ShardPlan(
         records=ShardRecords(
             columns=tuple(builder.columns),
-            pieces=pieces,
+            cuts=cuts if layout.context_parallel_size > 1 else None,
             positions=tuple(places(data, "partition", count)),
             sample_indices=tuple(places(data, "sample_indices", count)),
             replaced_values=replaced.count,
@@ -228,11 +217,8 @@ def make_plan(
     )
 
 
-def _check_alignment(
-    data: Mapping[str, Any], layout: ParallelLayout, context_layout: ContextLayout
-) -> tuple[tuple[Piece, ...], ...]:
-    """Returns the pieces of each slot, none where nothing is split."""
-    count = sample_count(data)
+def _cuts_of(data: Mapping[str, Any], count: int, size: int, layout: ContextLayout) -> Cuts | None:
+    """Returns how the responses are cut, None where no field depends on it."""
     for name in _ONE_PER_SAMPLE:
         value = data.get(name)
         if isinstance(value, (list, tuple)) and len(value) != count:
@@ -240,53 +226,41 @@ def _check_alignment(
                 f"{name!r} has {len(value)} entries for {count} samples (the length of 'response_lengths'); "
                 "it needs one per sample"
             )
-    split_fields = [name for name in CONTEXT_PARALLEL_FIELDS if data.get(name) is not None]
-    if not split_fields:
-        return ()
-    pieces = _pieces_of_slots(data, count, layout.context_parallel_size, context_layout)
-    own_rank = layout.context_parallel_rank
-    held_by_slot = [sum([rows for rows, holder in slot if holder == own_rank]) for slot in pieces]
-    for name in split_fields:
-        tensors = check_one_tensor_per_sample(name, data[name], count)
-        rows = [shape[0] if shape else -1 for shape in map(_SHAPE, tensors)]
-        if rows != held_by_slot:
-            slot = next(slot for slot in range(count) if rows[slot] != held_by_slot[slot])
-            raise RolloutDataError(
-                f"{name!r} of sample {slot} has shape {tuple(tensors[slot].shape)}; this rank (context-parallel "
-                f"{layout.context_parallel_rank} of {layout.context_parallel_size}) holds {held_by_slot[slot]} of its "
-                f"{int(data['response_lengths'][slot])} response tokens"
-            )
-    return pieces if layout.context_parallel_size > 1 else ()
+    if not any(_is_of_response(name, value) for name, value in data.items()):
+        return None
+    totals = responses = check_lengths(data, "response_lengths", count)
+    # Without context parallelism a rank holds the whole response, however long the prompt is.
+    if size > 1 or data.get("total_lengths") is not None:
+        totals = check_lengths(data, "total_lengths", count)
+    is_padded = size > 1 and layout is ContextLayout.ZIGZAG_BSHD
+    padded = check_lengths(data, "max_seq_lens", count) if is_padded else totals
+    lengths = (np.array(column, np.int64) for column in (totals, responses, padded))
+    return Cuts(layout, size, *lengths)
 
 
-def _pieces_of_slots(
-    data: Mapping[str, Any], count: int, cp_size: int, context_layout: ContextLayout
-) -> tuple[tuple[Piece, ...], ...]:
-    responses = check_lengths(data, "response_lengths", count)
-    if cp_size == 1 and data.get("total_lengths") is None:
-        # Without context parallelism a rank holds the whole response, however long the prompt is.
-        return tuple([pieces_of(context_layout, 1, response, response) for response in responses])
-    totals = check_lengths(data, "total_lengths", count)
-    padded: list[int | None] = [None] * count
-    if cp_size > 1 and context_layout is ContextLayout.ZIGZAG_BSHD:
-        padded = [*check_lengths(data, "max_seq_lens", count)]
-    lengths = zip(totals, responses, padded, strict=True)
-    return tuple([pieces_of(context_layout, cp_size, *slot) for slot in lengths])
+def _is_of_response(name: str, value: object) -> bool:
+    return name in CONTEXT_PARALLEL_FIELDS and value is not None
+
+
+def _whole(rows: int, held: tuple[int, ...]) -> tuple[int, ...]:
+    return rows, *held[1:]
 
 
 class _Builder:
     """Gives each tensor its place in the file, and one of the peers to copy it."""
 
-    def __init__(
-        self, count: int, pieces: tuple[tuple[Piece, ...], ...], copying_ranks: int, replaced: Replaced
-    ) -> None:
+    def __init__(self, count: int, cuts: Cuts | None, rank: int, copying_ranks: int, replaced: Replaced) -> None:
         self.columns: list[PlannedColumn] = []
         self.sources: list[torch.Tensor] = []
         self.data_bytes = 0
-        self._count, self._pieces, self._copying_ranks = count, pieces, copying_ranks
-        self._rows = [sum([rows for rows, _ in slot]) for slot in pieces]
+        self._count, self._cuts, self._rank, self._copying_ranks = count, cuts, rank, copying_ranks
         self._replaced = replaced
-        self._digest = xxhash.xxh3_64(repr((count, pieces)).encode())
+        self._digest = xxhash.xxh3_64(repr(count).encode())
+        if cuts is not None:
+            self._rows: list[int] = cuts.responses.tolist()
+            self._rows_held: list[int] = cuts.held(rank).tolist()
+            for lengths in (cuts.totals, cuts.responses, cuts.padded):
+                self._digest.update(lengths.tobytes())
 
     def digest(self) -> int:
         # It travels as a signed 64-bit integer.
@@ -297,11 +271,19 @@ class _Builder:
             raise RolloutDataError(f"rollout_data has the key {name!r}; its keys are column names, strings")
         if len(name.encode()) > MAX_NAME_BYTES:
             raise RolloutDataError(f"column name {name[:40]!r}... is longer than {MAX_NAME_BYTES} bytes; shorten it")
-        per_sample = is_per_sample(name, value, self._count)
-        values = list(value) if per_sample else [value]
+        of_response = _is_of_response(name, value)
+        per_sample = of_response or is_per_sample(name, value, self._count)
+        values: list[Any] = [value]
+        if of_response:
+            values = check_one_tensor_per_sample(name, value, self._count)
+        elif per_sample:
+            values = list(value)
         slots = range(self._count) if per_sample else [SHARD_SLOT]
         if {*map(type, values)} <= {torch.Tensor}:
-            self._add_column(name, {}, slots, [0] * len(slots), values)
+            self._add_column(name, {}, slots, [0] * len(slots), values, of_response=of_response)
+            return
+        if are_scalars(values):
+            self._add_column(name, dict(zip(slots, values, strict=True)), [], [], [])
             return
         plain: dict[int, PlainValue] = {}
         places: list[tuple[int, int]] = []
@@ -326,16 +308,20 @@ class _Builder:
         slots: Sequence[int],
         leaves: Sequence[int],
         tensors: list[torch.Tensor],
+        *,
+        of_response: bool = False,
     ) -> None:
         shapes: list[tuple[int, ...]] = [*map(_SHAPE, tensors)]
-        if (dimensions := max(map(len, shapes), default=0)) > MAX_DIMENSIONS:
-            raise RolloutDataError(f"{name!r} has {dimensions} dimensions; at most {MAX_DIMENSIONS} travel")
+        dimensions = [*map(len, shapes)]
+        if max(dimensions, default=0) > MAX_DIMENSIONS:
+            raise RolloutDataError(f"{name!r} has {max(dimensions)} dimensions; at most {MAX_DIMENSIONS} travel")
         dtypes: list[torch.dtype] = [*map(_DTYPE, tensors)]
-        if self._pieces and name in CONTEXT_PARALLEL_FIELDS:
-            # The whole, not what this rank holds of it.
-            shapes = [(rows, *shape[1:]) for rows, shape in zip(self._rows, shapes, strict=True)]
-            sizes = [prod(shape) * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
-            owners = None
+        owners: list[int] | None = None
+        if of_response and self._is_split(name, shapes):
+            # The whole, not what this rank holds of it. Nearly always one value a token, and quicker then.
+            flat = {*dimensions} == {1}
+            shapes = [*zip(self._rows, strict=True)] if flat else [*map(_whole, self._rows, shapes)]
+            sizes = [*map(mul, self._rows if flat else map(prod, shapes), map(_ITEM_BYTES, dtypes))]
         else:
             sizes = [*map(_NBYTES, tensors)]
             owners = self._owners(sizes)
@@ -356,12 +342,28 @@ class _Builder:
             )
         )
         kinds = [dtype_name(dtype) for dtype in (dtypes if len({*dtypes}) > 1 else dtypes[:1])]
-        described = (name, [*plain], [*slots], leaves, kinds)
-        self._digest.update(repr(described).encode())
-        self._digest.update(array("q", map(len, shapes)))
-        self._digest.update(array("q", chain.from_iterable(shapes)))
+        # A range is known by its length, and so are its leaves.
+        places = () if isinstance(slots, range) else (slots, leaves)
+        self._digest.update(repr((name, len(plain), len(slots), len(places), kinds)).encode())
+        for numbers in (plain, *places, dimensions, chain.from_iterable(shapes)):
+            self._digest.update(array("q", numbers))
+
+    def _is_split(self, name: str, shapes: list[tuple[int, ...]]) -> bool:
+        """Checks what this rank holds of a response field; tells whether its peers hold the rest."""
+        assert self._cuts is not None  # noqa: S101  # there is such a field
+        rows = [shape[0] if shape else -1 for shape in shapes]
+        if rows != self._rows_held:
+            slot = next(slot for slot in range(self._count) if rows[slot] != self._rows_held[slot])
+            raise RolloutDataError(
+                f"{name!r} of sample {slot} has shape {tuple(shapes[slot])}; this rank (context-parallel "
+                f"{self._rank} of {self._cuts.size}) holds {self._rows_held[slot]} of its {self._rows[slot]} "
+                "response tokens"
+            )
+        return self._cuts.size > 1
 
     def _owners(self, sizes: list[int]) -> list[int]:
         """Returns who copies each tensor that all peers hold: about as many bytes each."""
         ranks, total = self._copying_ranks, sum(sizes)
-        return [reached * ranks // total for reached in accumulate([0, *sizes[:-1]])] if total else [0] * len(sizes)
+        if ranks == 1 or not total:
+            return [0] * len(sizes)
+        return [reached * ranks // total for reached in accumulate([0, *sizes[:-1]])]

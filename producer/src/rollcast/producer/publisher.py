@@ -13,7 +13,7 @@ from rollcast.producer.committer import CommitJob
 from rollcast.producer.config import PublisherConfig
 from rollcast.producer.context_parallel import ContextLayout
 from rollcast.producer.control import Control, Refusal, Vote, decide, vote_for
-from rollcast.producer.copy import copy_own
+from rollcast.producer.copy import copy_own, prepare_own
 from rollcast.producer.errors import ControlError, ProducerError, RolloutDataError
 from rollcast.producer.gather import receive_pieces, send_pieces
 from rollcast.producer.parallel import current_layout
@@ -192,7 +192,10 @@ class Publisher:
         else:
             message = [Vote.READY, prepared.plan.digest, number]
         try:
-            refusal = decide(self._control.members, self._control.exchange(message))
+            messages = self._control.start_exchange(message)
+            # While they travel.
+            copy = self._prepare_copy(prepared)
+            refusal = decide(self._control.members, messages())
         except ControlError:
             _discard(prepared)
             raise
@@ -203,9 +206,9 @@ class Publisher:
         self._seen.add(number)
         plan, bundle = prepared.plan, prepared.bundle
         try:
-            copied = (
-                self._copy_in_place(plan, bundle) if self._session.in_place else self._send_and_receive(plan, bundle)
-            )
+            if isinstance(copy, Exception):
+                raise copy
+            copied = self._send_and_receive(plan, bundle) if copy is None else self._copy_in_place(copy, bundle)
         except ControlError:
             _discard(prepared)
             raise
@@ -278,11 +281,19 @@ class Publisher:
         if self._layout.is_writer:
             self._counters.dropped(kind)
 
-    def _copy_in_place(self, plan: ShardPlan, bundle: BundleWriter | None) -> int:
+    def _prepare_copy(self, prepared: _Prepared | Exception) -> Callable[[], int] | Exception | None:
+        """Returns what copies in place, None where there is nothing of the kind; never raises, for peers may wait."""
+        if isinstance(prepared, Exception) or prepared.bundle is None or not self._session.in_place:
+            return None
+        try:
+            return prepare_own(prepared.plan, self._layout.context_parallel_rank, prepared.bundle.file.data)
+        except Exception as exc:  # noqa: BLE001  # whatever it is, this rollout alone is lost
+            return exc
+
+    def _copy_in_place(self, copy: Callable[[], int], bundle: BundleWriter | None) -> int:
         assert bundle is not None  # noqa: S101  # every peer made one
-        rank = self._layout.context_parallel_rank
-        copied = copy_own(plan, rank, bundle.file.data)
-        bundle.mark_filled(rank)
+        copied = copy()
+        bundle.mark_filled(self._layout.context_parallel_rank)
         return copied
 
     def _send_and_receive(self, plan: ShardPlan, bundle: BundleWriter | None) -> int:

@@ -18,6 +18,8 @@ from rollcast.schemas.events import Column, PlainValue, TensorRef, TensorSlice
 _MAX_NESTING = 32
 _MAX_INT = 2**63
 _DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in ITEM_BYTES if hasattr(torch, name)}
+_SCALARS = {type(None), bool, int, float, str, bytes}
+_FIXED_SCALARS = {type(None), bool, float}
 _KIND = attrgetter("layout", "dtype", "requires_grad", "is_meta")
 _NAMES: dict[torch.dtype, str] = {dtype: name for name, dtype in _DTYPES.items()}
 
@@ -94,19 +96,25 @@ def _normalise(field: str, value: object, replaced: Replaced, room: int) -> Any:
         items = [_normalise(field, item, replaced, room - 1) for item in value.values()]
         return dict(zip(keys, items, strict=True))
     if isinstance(value, (list, tuple, range)):
-        if _are_plain(value):
-            return value[:]
-        items = [_normalise(field, item, replaced, room - 1) for item in value]
+        kept = _are_plain(value)
+        items = [*value] if kept else [_normalise(field, item, replaced, room - 1) for item in value]
         return tuple(items) if isinstance(value, tuple) else items
     return replaced.marker(field, value)
 
 
 def _are_plain(values: Sequence[Any]) -> bool:
-    """Returns whether all are tensors that are carried as they are; there may be thousands, on the training thread."""
-    if {*map(type, values)} != {torch.Tensor}:
-        return False
+    """Returns whether all are carried as they are; there may be thousands, on the training thread."""
+    types = {*map(type, values)}
+    if types == {int}:
+        return bool(min(values) >= -_MAX_INT and max(values) < _MAX_INT)
+    return types <= _FIXED_SCALARS or (types == {torch.Tensor} and _are_plain_tensors(values))
+
+
+def _are_plain_tensors(values: Sequence[torch.Tensor]) -> bool:
     kinds = {*map(_KIND, values)}
-    if any(map(torch.Tensor.is_neg, values)) or any(map(torch.Tensor.is_conj, values)):
+    if any(map(torch.Tensor.is_neg, values)):
+        return False
+    if any(dtype.is_complex for _, dtype, _, _ in kinds) and any(map(torch.Tensor.is_conj, values)):
         return False
     return all(
         layout is torch.strided and dtype in _NAMES and not (has_grad or is_meta)
@@ -114,12 +122,17 @@ def _are_plain(values: Sequence[Any]) -> bool:
     )
 
 
+def are_scalars(values: Iterable[object]) -> bool:
+    """Returns whether none of normalised values has others inside."""
+    return _SCALARS.issuperset(map(type, values))
+
+
 def _plain_tensor(value: torch.Tensor) -> torch.Tensor | None:
     tensor = value.detach()
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
         return None
     tensor = tensor.resolve_conj().resolve_neg()
-    return tensor if _are_plain([tensor]) else None
+    return tensor if _are_plain_tensors([tensor]) else None
 
 
 def _from_numpy(field: str, value: Any, replaced: Replaced) -> Any:
@@ -165,7 +178,8 @@ def item_count(value: object, limit: int) -> int:
     if not isinstance(value, (list, tuple, dict)):
         return 0
     count = len(value)
-    for item in value.values() if isinstance(value, dict) else value:
+    inner = value.values() if isinstance(value, dict) else value
+    for item in () if are_scalars(inner) else inner:
         if count > limit:
             break
         count += item_count(item, limit - count)
@@ -196,7 +210,7 @@ def extract_tensors(value: Any, tensors: list[torch.Tensor]) -> PlainValue:
     if isinstance(value, dict):
         return {key: extract_tensors(item, tensors) for key, item in value.items()}
     if isinstance(value, list):
-        return [extract_tensors(item, tensors) for item in value]
+        return value[:] if are_scalars(value) else [extract_tensors(item, tensors) for item in value]
     if isinstance(value, tuple):
         return tuple(extract_tensors(item, tensors) for item in value)
     plain: PlainValue = value
