@@ -14,8 +14,8 @@ import pytest
 from fixtures.installation import until
 from fixtures.secured_broker import PASSWORD, USER, SecuredBroker
 from fixtures.shipping import SHIP, closed, direct, publish, ship_process, shipper, small_shard
-from fixtures.spool_programs import wait_until
 from fixtures.topic import payload_in, read_until
+from fixtures.waiting import wait_until
 from rollcast.consumer import ConsumeConfig, Daemon
 from rollcast.consumer.difference import differences
 from rollcast.consumer.dump_file import load_dump

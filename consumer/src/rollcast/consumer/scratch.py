@@ -35,8 +35,9 @@ class Scratch:
     """Decodes the tensor slices of parts to their place among the bytes of their tensor, which lie in mapped files.
 
     Space is given back by the references to it: a part with placed slices, and whatever is made of them, keeps the
-    file that they lie in; without any the file is gone, but for a few that are used again. A file never has a name, so a crash leaves nothing. Its blocks are
-    reserved before it is written to: a full disk is an `OSError`, not a signal.
+    file that they lie in; without any the file is gone, but for a few, up to 512 MiB, that are used again. A file never
+    has a name, so a crash leaves nothing. Its blocks are reserved before it is written to: a full disk is an `OSError`,
+    not a signal.
 
     A byte is written once, so a repeat changes nothing that is there. For one thread at a time, `forget` apart.
 

@@ -119,9 +119,7 @@ def _are_smaller(differences: Sequence[Bytes | int], own: Sequence[Bytes | int])
     """Returns whether fewer bytes differ from zero than, of the elements themselves, from their plane's first."""
     size = max((len(plane) for plane in differences if not isinstance(plane, int)), default=0)
     nonzero = sum(size * (plane != 0) if isinstance(plane, int) else np.count_nonzero(plane) for plane in differences)
-    return bool(
-        nonzero < sum(np.count_nonzero(plane != plane[0]) for plane in own if not isinstance(plane, int))
-    )
+    return bool(nonzero < sum(np.count_nonzero(plane != plane[0]) for plane in own if not isinstance(plane, int)))
 
 
 def _encoded_plane(plane: Bytes | int) -> tuple[bytes | memoryview, ...]:
@@ -145,7 +143,8 @@ def _read_planes(out: Bytes, data: memoryview, item_bytes: int) -> None:
         position += size
         return data[position - size : position]
 
-    repeated, planes = bytearray(item_bytes), {}
+    repeated = bytearray(item_bytes)
+    planes: dict[int, bytes | memoryview] = {}
     for place in range(item_bytes):
         mode = take(1)[0]
         if mode == _REPEATED:
