@@ -314,6 +314,19 @@ def test_a_full_disk_is_reported_as_such_wherever_it_strikes(
     assert store.published(KEY) == before
 
 
+@pytest.mark.parametrize("last", [0, 1, 2**20 - 1, 2**20, 2**20 + 1, 5 * 2**20 + 3])
+def test_a_file_gets_every_byte_and_the_digest_is_theirs(tmp_path: Path, last: int) -> None:
+    pieces = [os.urandom(size) for size in (0, 1, 700_000, 2**20, last)]
+    threads = threading.active_count()
+    with (tmp_path / "file").open("wb") as file, HashingWriter(file) as writer:
+        for piece in pieces:
+            assert writer.write(piece) == len(piece)
+    assert (tmp_path / "file").read_bytes() == b"".join(pieces)
+    assert writer.size == sum(map(len, pieces))
+    assert writer.sha256() == hashlib.sha256(b"".join(pieces)).hexdigest()
+    assert threading.active_count() == threads
+
+
 def test_temporary_files_of_dead_writers_are_swept_and_those_of_living_ones_kept(tmp_path: Path) -> None:
     store = LocalDumpStore(f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt")
     folder = tmp_path / "run"

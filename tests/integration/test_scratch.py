@@ -4,8 +4,9 @@ import errno
 import gc
 import os
 import random
+import resource
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -308,3 +309,43 @@ def test_a_scratch_folder_that_was_removed_is_made_again(tmp_path: Path) -> None
     scratch.open()
     (tmp_path / "scratch").rmdir()
     assert len(scratch.segment(100)) == 4096
+
+
+@pytest.mark.parametrize(
+    "look_at",
+    [
+        lambda memory: memory[5:9],
+        lambda memory: memory.data[5:9],
+        lambda memory: np.frombuffer(memory.data, np.uint8)[5:9],
+        lambda memory: torch.frombuffer(memory.data, dtype=torch.uint8)[5:9],
+    ],
+    ids=["array", "memoryview", "array of a memoryview", "tensor"],
+)
+def test_a_segment_is_used_again_with_its_pages_once_nothing_refers_to_it(
+    scratch: Scratch, look_at: Callable[[np.ndarray[Any, Any]], Any]
+) -> None:
+    size = 64 * 2**20
+    memory = scratch.segment(size)
+    memory.fill(7)
+    address, view = memory.ctypes.data, look_at(memory)
+    del memory
+    other = scratch.segment(size)
+    assert other.ctypes.data != address, "somebody still looks at the first"
+    other.fill(8)
+    assert bytes(view) == bytes([7]) * 4
+    del view
+    again = scratch.segment(size)
+    assert again.ctypes.data == address
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    again.fill(9)
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < size / 4096 / 10
+
+
+def test_spare_segments_take_no_room_from_what_is_needed(tmp_path: Path) -> None:
+    scratch = Scratch(tmp_path, 256 * 2**20, DEFAULT_LIMITS)
+    scratch.open()
+    held = [scratch.segment(64 * 2**20) for _ in range(3)]
+    held.clear()
+    assert scratch.used_bytes == 0
+    whole = scratch.segment(250 * 2**20)
+    assert scratch.used_bytes == len(whole)

@@ -163,6 +163,17 @@ def test_bytes_come_back_through_every_codec(item_bytes: int) -> None:
     assert codecs == {RAW, PLANES}
 
 
+@pytest.mark.parametrize("item_bytes", sorted(set(ITEM_BYTES.values())))
+def test_planes_that_repeat_one_byte_take_two_bytes_each(item_bytes: int) -> None:
+    elements = np.random.default_rng(item_bytes).integers(0, 256, (1000, item_bytes), np.uint8)
+    for changing in range(item_bytes):
+        constant = np.tile(np.arange(7, 7 + item_bytes, dtype=np.uint8), (1000, 1))
+        constant[:, changing] = elements[:, changing]
+        codec, data = compress(constant.tobytes(), item_bytes)
+        assert _decoded(codec, data, constant.size, item_bytes) == constant.tobytes()
+        assert codec == RAW or len(data) == 2 * (item_bytes - 1) + 1 + 1000
+
+
 def _decoded(codec: str, data: bytes | memoryview, size: int, item_bytes: int, base: bytes | None = None) -> bytes:
     out = np.empty(size, np.uint8)
     decompress_into(out, codec, data, item_bytes, None if base is None else np.frombuffer(base, np.uint8))
