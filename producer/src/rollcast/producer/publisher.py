@@ -315,7 +315,7 @@ class Publisher:
             self._disable(self._disabled or refusal.reason)
             self._count_drop(refusal.kind)
             return PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
-        if refusal.announced:
+        if refusal.announced and name.rollout_id >= 0:
             self._seen.add(name.rollout_id)
             self._announce_drop(name, reason)
         return self._dropped(name, refusal.kind, reason, error)
@@ -329,7 +329,7 @@ class Publisher:
         return self._dropped(name, DropReason.NOT_COPIED, reason, error)
 
     def _announce_drop(self, name: BundleName, reason: str) -> None:
-        if self._layout.is_writer and name.rollout_id >= 0:
+        if self._layout.is_writer:
             shard = self._session.closing_event(name.rollout_id, None, dropped_reason=reason)
             self._committer.submit(CommitJob(name=name, content=None, shard=shard, peers=0))
 
