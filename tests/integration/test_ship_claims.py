@@ -101,7 +101,7 @@ def _kill_shippers(bundle: Path, times: int) -> None:
     (bundle / "shipping").write_bytes(b"." * times)
 
 
-async def test_a_bundle_at_which_shippers_keep_dying_is_set_aside_and_announced(
+async def test_a_bundle_at_which_shippers_keep_dying_is_set_aside_announced_and_may_be_moved_back(
     broker: Broker, topics: Topics, tmp_path: Path
 ) -> None:
     publish(tmp_path, 0, 1)
@@ -116,6 +116,10 @@ async def test_a_bundle_at_which_shippers_keep_dying_is_set_aside_and_announced(
     assert not differences(payload_in(events, 1), direct(1))
     (reason,) = tmp_path.rglob("reason.txt")
     assert "shippers died" in reason.read_text()
+    reason.parent.rename(guilty)
+    with shipper(tmp_path, _config(broker, topics)) as ship:
+        await ship.run()
+    assert ship.stats.shipped_bundles == 1
 
 
 async def test_a_bundle_at_which_some_shippers_died_goes_last_and_arrives(

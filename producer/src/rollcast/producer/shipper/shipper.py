@@ -271,6 +271,7 @@ class Shipper:
             self._troubles[path] += 1
             _log.warning("bundle %s cannot be shipped (%s) nor set aside now: %s", path, reason, exc)
             return
+        self._claims.clear_deaths(path)
         self._forget(path)
         self.stats.set_aside_bundles += 1
         _log.error("bundle %s cannot be shipped and was set aside in %s: %s", path, aside, reason)
