@@ -124,6 +124,13 @@ class Shipper:
         # The order matters: a trainer that commits its last bundle and leaves must not be missed.
         return self._config.stop_with_trainers and not self._has_trainers() and not self._waiting()
 
+    def _is_certainly_finished(self) -> bool:
+        try:
+            return self._finished()
+        except OSError:
+            # A spool that cannot be read is why it pauses; the next try tells.
+            return False
+
     def _has_trainers(self) -> bool:
         try:
             return self._spool.has_trainers()
@@ -133,7 +140,7 @@ class Shipper:
 
     async def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while not await asyncio.to_thread(self._finished):
+        while not await asyncio.to_thread(self._is_certainly_finished):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return
