@@ -134,7 +134,12 @@ class Publisher:
         if self._closed is None:
             was_on, background = self._disabled is None, self._background
             # Also where publishing was switched off meanwhile: what was filled before is to be committed and shipped.
-            delivered = background is None or background.close(timeout_s)
+            try:
+                delivered = background is None or background.close(timeout_s)
+            except OSError as exc:
+                # The trainer has ended well, and must not fail for a spool that cannot be looked into any more.
+                delivered = False
+                _log.error("whether all of rank %d is in Kafka cannot be told: %s", self._layout.rank, exc)
             self._disabled, self._everybody_off = "the publisher is closed", True
             self._closed = delivered and was_on
         return self._closed
