@@ -241,8 +241,9 @@ class Shipper:
         except (SpoolError, ContractError) as exc:
             await self._set_aside(shipment, shard, str(exc))
             return False
-        except OSError as exc:
-            _log.warning("bundle %s cannot be read now, the next one goes first: %s", path, exc)
+        except (OSError, MemoryError) as exc:
+            # Memory that is short now would else end every shipper, and unlike a death that leaves no mark.
+            _log.warning("bundle %s cannot be read now, the next one goes first: %r", path, exc)
             return False
         shipment.closing = replace(shard, slot_digests=tuple(digests), part_counts=tuple(part_counts))
         return True
