@@ -25,7 +25,7 @@ from rollcast.consumer.errors import ScratchFullError
 from rollcast.consumer.restore import restore
 from rollcast.consumer.rollout import Place, Rollout
 from rollcast.consumer.scratch import Scratch
-from rollcast.schemas import DEFAULT_LIMITS, DpShard, LimitError, SamplePart, TensorSlice, build_dump_payload
+from rollcast.schemas import DEFAULT_LIMITS, Column, DpShard, LimitError, SamplePart, TensorSlice, build_dump_payload
 from rollcast.schemas.errors import ContractError
 from rollcast.schemas.parts import MIN_PART_BYTES, PlacedSlice
 
@@ -139,6 +139,36 @@ def test_a_repeat_with_other_bytes_does_not_change_what_is_there(scratch: Scratc
 
 def data_of(part: SamplePart) -> list[bytes]:
     return [bytes(column.value.data) for column in part.columns if isinstance(column.value, TensorSlice)]
+
+
+def test_what_may_be_a_repeat_takes_no_room_for_the_rest_of_its_tensors(scratch: Scratch) -> None:
+    first = parts()[0]
+    whole = TensorSlice(
+        dtype="uint8", shape=(2**26,), total_bytes=2**26, offset=2**20, slice_bytes=4, codec="RAW", data=b"abcd"
+    )
+    part = replace(first, columns=(Column("long", 0, whole),))
+
+    placed = scratch.place(part, apart=True)
+
+    assert data_of(placed) == [b"abcd"]
+    assert scratch.used_bytes <= 2**20
+
+
+def test_a_file_is_used_again_only_when_nothing_refers_to_any_of_it(scratch: Scratch) -> None:
+    memory = scratch.segment(2**26)
+    address = memory.ctypes.data
+    views = [
+        memory[10:20],
+        torch.frombuffer(memory.data[30:40], dtype=torch.uint8),
+        torch.from_numpy(np.frombuffer(memory.data[50:60], np.uint8)),
+        memory.data[70:80],
+    ]
+    del memory
+    while views:
+        assert scratch.segment(2**26).ctypes.data != address
+        views.pop()
+    lent = [scratch.segment(2**26) for _ in range(2)]
+    assert address in {each.ctypes.data for each in lent}
 
 
 def test_what_comes_after_forget_does_not_touch_what_came_before(scratch: Scratch) -> None:
