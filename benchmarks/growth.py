@@ -1,7 +1,8 @@
 """How the stall and the shipper's memory grow with the samples of a shard and with the number of shards.
 
-Ranks that stand still for a copy share the machine's cores; beside the seconds on the clock stand the processor's
-seconds of the training thread, which do not depend on how many cores there are.
+Ranks that stand still for a copy share the machine's cores and the way to its memory; beside the seconds on the clock
+stand the processor's seconds of the training thread, and how many times as long it takes as one memcpy of a shard's
+bytes, which all ranks do at the same time too.
 """
 
 import argparse
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from folders import shared, tmpfs
 from processes import anonymous_bytes, is_empty, shipper_of, wait_until
@@ -38,7 +40,7 @@ def main() -> None:
     rounds = parser.parse_args().rounds
     sizes = [*((samples, 1) for samples in SAMPLES), *((_SAMPLES_WHERE_SHARDS_GROW, shards) for shards in SHARDS[1:])]
     rows = []
-    print("samples  shards  shard MB   stall ms   ms a MB  core ms a MB  shipper peak MiB")
+    print("samples  shards  shard MB   stall ms   ms a MB  core ms a MB  of a memcpy  shipper peak MiB")
     with JvmBroker() as broker:
         for samples, shards in sizes:
             ranks = run_ranks(Grid(world=shards), measure, broker.bootstrap_servers, samples, rounds, timeout_s=400)
@@ -47,7 +49,7 @@ def main() -> None:
             print(
                 f"{samples:7} {shards:7} {row['shard_mb']:9.1f} {1e3 * row['stall_s']:10.1f} "
                 f"{1e3 * row['stall_s'] / row['shard_mb']:9.2f} {1e3 * row['core_s'] / row['shard_mb']:13.2f} "
-                f"{row['shipper_peak_mib']:17.1f}",
+                f"{row['stall_s'] / row['memcpy_s']:12.2f} {row['shipper_peak_mib']:17.1f}",
                 flush=True,
             )
     ratios = _ratios({(row["samples"], row["shards"]): row for row in rows})
@@ -64,6 +66,7 @@ def _ratios(rows: dict[tuple[int, int], dict[str, float]]) -> dict[str, float]:
         f"stall a MB, {SAMPLES[-1]} samples over {SAMPLES[0]} (linear: 1)": longer / larger,
         f"core seconds of the stall, {SHARDS[-1]} shards over 1 (flat: 1)": many["core_s"] / one["core_s"],
         f"stall, {SHARDS[-1]} shards over 1, on the cores there are": many["stall_s"] / one["stall_s"],
+        f"one memcpy, {SHARDS[-1]} shards over 1, on the cores there are": many["memcpy_s"] / one["memcpy_s"],
         f"shipper peak, {SAMPLES[-1]} samples over {SAMPLES[0]} (flat: 1)": large["shipper_peak_mib"]
         / small["shipper_peak_mib"],
         f"shipper peak, {SHARDS[-1]} shards over 1 (flat: 1)": many["shipper_peak_mib"] / one["shipper_peak_mib"],
@@ -94,15 +97,29 @@ def measure(servers: str, samples: int, rounds: int) -> dict[str, float]:
                 taken.append((time.perf_counter() - wall, time.thread_time() - core))
                 dist.barrier()
                 wait_until(lambda: is_empty(spool), "an empty spool")
+                # Until the background threads have mapped what came back to the pool; rollouts are further apart.
+                time.sleep(1.2)
         publisher.close(30)
         dist.barrier()
     stall, core = (sorted(column[WARM_UP:])[rounds // 2] for column in zip(*taken, strict=True))
     return {
+        "memcpy_s": _memcpy_s(result.raw_bytes, rounds),
         "shard_mb": result.raw_bytes / 1e6,
         "stall_s": stall,
         "core_s": core,
         "shipper_peak_mib": peak[0] / 2**20,
     }
+
+
+def _memcpy_s(size: int, rounds: int) -> float:
+    source, target = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+    taken = []
+    for _ in range(WARM_UP + rounds):
+        dist.barrier()
+        started = time.perf_counter()
+        target.copy_(source)
+        taken.append(time.perf_counter() - started)
+    return sorted(taken[WARM_UP:])[rounds // 2]
 
 
 @contextmanager

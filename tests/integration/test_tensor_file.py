@@ -1,6 +1,8 @@
 """Tensor files that come back from the pool: their content, their mappings, and what a device may have registered."""
 
 import errno
+import os
+import resource
 import time
 from pathlib import Path
 
@@ -117,3 +119,33 @@ def test_a_file_of_the_pool_that_a_bundle_has_already_is_nobody_elses(tmp_path: 
     pool.give(tmp_path / "first")
     (tmp_path / "first").unlink()
     assert [size for size, _ in pool.files()] == [4096]
+
+
+def test_whichever_file_of_the_pool_comes_next_costs_no_page_faults(tmp_path: Path) -> None:
+    pool, pages = TensorPool(tmp_path / "pool"), 256
+    paths = [tmp_path / f"tensors-{index}" for index in range(20)]
+    theirs = TensorFiles(pool)
+    for path in paths:
+        _filled(theirs, path, pages * 4096, 1)
+    for path in paths:
+        pool.give(path)
+    ours = TensorFiles(pool)
+    ours.prefault()
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    for path in paths:
+        file = ours.open(path, 64, pages * 4096)
+        file.data.fill_(2)
+        file.close()
+    assert resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before < len(paths) * pages / 10
+
+
+def test_a_file_that_finds_no_room_in_the_pool_leaves_its_memory_though_processes_have_it_mapped(
+    tmp_path: Path,
+) -> None:
+    pool = TensorPool(tmp_path / "pool", max_bytes=4096)
+    files, path = TensorFiles(pool), tmp_path / "tensors"
+    _filled(files, path, 1 << 20, 1)
+    with path.open("rb") as kept:
+        pool.give(path)
+        assert not path.exists()
+        assert os.fstat(kept.fileno()).st_size == 0

@@ -10,8 +10,9 @@ from pathlib import Path
 from rollcast.producer.spool.locks import lock
 
 DEFAULT_MAX_POOL_BYTES = 4 * 1024**3
-# Each publish looks at all of them.
-_MAX_FILES = 64
+MAX_POOL_FILES = 64
+"""Most files in a pool; each publish looks at all of them, and each process keeps them mapped."""
+
 # A file that is cut down to a much smaller bundle loses the pages for which it was kept.
 _MAX_CUT = 4
 _SMALL_BYTES = 1024**2
@@ -59,13 +60,13 @@ class TensorPool:
             files = self.files()
             held, count = sum(size for size, _ in files), len(files)
             for size, path in sorted(files, key=_age) if status.st_size <= self._max_bytes else ():
-                if held + status.st_size <= self._max_bytes and count < _MAX_FILES:
+                if held + status.st_size <= self._max_bytes and count < MAX_POOL_FILES:
                     break
                 _remove(path)
                 held -= size
                 count -= 1
             if held + status.st_size > self._max_bytes:
-                file.unlink()
+                _remove(file)
             else:
                 # The inode is unique as long as the file exists.
                 file.rename(self._folder / str(status.st_ino))

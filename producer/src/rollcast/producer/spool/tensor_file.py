@@ -17,11 +17,12 @@ import torch
 from rollcast.producer.errors import SpoolError, SpoolFullError
 from rollcast.producer.mover import can_pin, pin, unpin
 from rollcast.producer.plan import PlannedColumn, ShardRecords
-from rollcast.producer.spool.pool import TensorPool
+from rollcast.producer.spool.pool import MAX_POOL_FILES, TensorPool
 from rollcast.producer.spool.read import HEAD_LENGTH_BYTES
 
 _ALIGNMENT = 64
-_KEPT_MAPPINGS = 8
+# As many as a process may be given next.
+_KEPT_MAPPINGS = MAX_POOL_FILES
 _MADV_POPULATE_WRITE = 23
 _libc = ctypes.CDLL(None)
 _JSON_BYTES_A_CHARACTER = 12
@@ -166,7 +167,7 @@ class TensorFiles:
 
     def prefault(self) -> None:
         """Prepares what waits in the pool; for a background thread."""
-        for size, path in self._pool.files()[-_KEPT_MAPPINGS:]:
+        for size, path in self._pool.files():
             with contextlib.suppress(OSError, ValueError):
                 # Set by the rename into the pool. Once for each stay there: looking at pages that are in memory
                 # already takes 60 ms of processor time a GiB.
