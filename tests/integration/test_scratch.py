@@ -154,23 +154,6 @@ def test_what_may_be_a_repeat_takes_no_room_for_the_rest_of_its_tensors(scratch:
     assert scratch.used_bytes <= 2**20
 
 
-def test_a_file_is_used_again_only_when_nothing_refers_to_any_of_it(scratch: Scratch) -> None:
-    memory = scratch.segment(2**26)
-    address = memory.ctypes.data
-    views = [
-        memory[10:20],
-        torch.frombuffer(memory.data[30:40], dtype=torch.uint8),
-        torch.from_numpy(np.frombuffer(memory.data[50:60], np.uint8)),
-        memory.data[70:80],
-    ]
-    del memory
-    while views:
-        assert scratch.segment(2**26).ctypes.data != address
-        views.pop()
-    lent = [scratch.segment(2**26) for _ in range(2)]
-    assert address in {each.ctypes.data for each in lent}
-
-
 def test_what_comes_after_forget_does_not_touch_what_came_before(scratch: Scratch) -> None:
     incoming = events()
     before = assembled(scratch, incoming)
