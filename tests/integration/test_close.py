@@ -100,6 +100,16 @@ def test_close_is_false_where_publishing_was_switched_off(tmp_path: Path) -> Non
     assert not publisher.close(0.1)
 
 
+def test_close_is_false_where_the_spool_cannot_be_looked_into(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    publisher = spool_publisher(tmp_path)
+    assert _publish(publisher, 0) is PublishStatus.PUBLISHED
+    wait_until(lambda: bool(SpoolFolder(tmp_path).bundles()))
+    (tmp_path / "run").rename(tmp_path / "away")
+    (tmp_path / "run").touch()
+    assert not publisher.close(0.2)
+    assert "whether all of rank 0 is in Kafka cannot be told" in caplog.text
+
+
 def test_close_in_a_forked_child_does_nothing(tmp_path: Path) -> None:
     publisher = spool_publisher(tmp_path)
     assert _publish(publisher, 0) is PublishStatus.PUBLISHED

@@ -105,6 +105,7 @@ def test_a_mark_never_contradicts_a_bundle(tmp_path: Path) -> None:
     marks.commit()
     assert marks.waiting == 0
     assert _announced(session.spool) == {0: None}
+    assert not list(tmp_path.rglob("*.marking"))
 
 
 def test_drops_that_find_no_room_for_their_marks_are_told_when_the_publisher_is_closed(

@@ -169,11 +169,12 @@ def test_a_trainer_that_publishes_first_after_a_while_does_not_go_by_what_the_sp
     first = _publisher(tmp_path, max_spool_bundles=1)
     assert _publish(first, 0).status is PublishStatus.PUBLISHED
     first.close(0.5)
+    monkeypatch.setattr("rollcast.producer.quota._PAUSE_PER_WALK", 0)
     second = _publisher(tmp_path, max_spool_bundles=1)
     assert second.stats.spool_bundles == 1
     spool = SpoolFolder(tmp_path)
     spool.retire(spool.bundles()[0][1])
-    monkeypatch.setattr("rollcast.producer.quota._MAX_AGE_S", 0.0)
+    monkeypatch.setattr("rollcast.producer.quota._OVERDUE_S", 0.0)
     assert _publish(second, 1).status is PublishStatus.PUBLISHED
     second.close(0.2)
 

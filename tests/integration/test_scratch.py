@@ -26,7 +26,7 @@ from rollcast.consumer.errors import ScratchFullError
 from rollcast.consumer.restore import restore
 from rollcast.consumer.rollout import Place, Rollout
 from rollcast.consumer.scratch import Scratch
-from rollcast.schemas import DEFAULT_LIMITS, DpShard, LimitError, SamplePart, TensorSlice, build_dump_payload
+from rollcast.schemas import DEFAULT_LIMITS, Column, DpShard, LimitError, SamplePart, TensorSlice, build_dump_payload
 from rollcast.schemas.errors import ContractError
 from rollcast.schemas.parts import MIN_PART_BYTES, PlacedSlice
 
@@ -140,6 +140,19 @@ def test_a_repeat_with_other_bytes_does_not_change_what_is_there(scratch: Scratc
 
 def data_of(part: SamplePart) -> list[bytes]:
     return [bytes(column.value.data) for column in part.columns if isinstance(column.value, TensorSlice)]
+
+
+def test_what_may_be_a_repeat_takes_no_room_for_the_rest_of_its_tensors(scratch: Scratch) -> None:
+    first = parts()[0]
+    whole = TensorSlice(
+        dtype="uint8", shape=(2**26,), total_bytes=2**26, offset=2**20, slice_bytes=4, codec="RAW", data=b"abcd"
+    )
+    part = replace(first, columns=(Column("long", 0, whole),))
+
+    placed = scratch.place(part, apart=True)
+
+    assert data_of(placed) == [b"abcd"]
+    assert scratch.used_bytes <= 2**20
 
 
 def test_what_comes_after_forget_does_not_touch_what_came_before(scratch: Scratch) -> None:

@@ -23,7 +23,8 @@ from rollcast.producer.spool import pages
 from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.producer.spool.pages import require_readable
 from rollcast.producer.spool.read import TENSORS_NAME, read_bundle
-from rollcast.schemas import DpShard, Topics
+from rollcast.schemas import DpShard, SamplePart, Topics
+from rollcast.schemas.framing import encode
 
 
 @pytest.fixture
@@ -101,7 +102,7 @@ def _kill_shippers(bundle: Path, times: int) -> None:
     (bundle / "shipping").write_bytes(b"." * times)
 
 
-async def test_a_bundle_at_which_shippers_keep_dying_is_set_aside_and_announced(
+async def test_a_bundle_at_which_shippers_keep_dying_is_set_aside_announced_and_may_be_moved_back(
     broker: Broker, topics: Topics, tmp_path: Path
 ) -> None:
     publish(tmp_path, 0, 1)
@@ -116,6 +117,10 @@ async def test_a_bundle_at_which_shippers_keep_dying_is_set_aside_and_announced(
     assert not differences(payload_in(events, 1), direct(1))
     (reason,) = tmp_path.rglob("reason.txt")
     assert "shippers died" in reason.read_text()
+    reason.parent.rename(guilty)
+    with shipper(tmp_path, _config(broker, topics)) as ship:
+        await ship.run()
+    assert ship.stats.shipped_bundles == 1
 
 
 async def test_a_bundle_at_which_some_shippers_died_goes_last_and_arrives(
@@ -130,6 +135,26 @@ async def test_a_bundle_at_which_some_shippers_died_goes_last_and_arrives(
         await ship.run()
     events = await read_until(broker.bootstrap_servers, topics.records, closed(0, 1, 2))
     assert [event.rollout_id for event in events if isinstance(event, DpShard)] == [1, 2, 0]
+    assert not differences(payload_in(events, 0), direct(0))
+
+
+async def test_a_bundle_for_which_memory_is_short_goes_last_and_arrives(
+    broker: Broker, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path, 0, 1)
+    failures = iter([MemoryError()])
+
+    def encode_with_little_memory(event: SamplePart) -> bytes:
+        if (error := next(failures, None)) is not None:
+            raise error
+        return encode(event)
+
+    monkeypatch.setattr("rollcast.producer.shipper.cut.encode", encode_with_little_memory)
+    with shipper(tmp_path, _config(broker, topics)) as ship:
+        await ship.run()
+    assert ship.stats.shipped_bundles == 2
+    events = await read_until(broker.bootstrap_servers, topics.records, closed(0, 1))
+    assert [event.rollout_id for event in events if isinstance(event, DpShard)] == [1, 0]
     assert not differences(payload_in(events, 0), direct(0))
 
 

@@ -307,3 +307,17 @@ def test_a_broker_that_never_answers_does_not_keep_the_shipper_from_ending(tmp_p
                 ship.send_signal(signal.SIGTERM)
                 assert ship.wait(10) == 0
     assert len(SpoolFolder(tmp_path).bundles()) == 1
+
+
+async def test_a_spool_that_cannot_be_listed_for_a_while_ends_nobody(tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    config = ShipperConfig(bootstrap_servers="127.0.0.1:1", stop_with_trainers=True, retry_max_s=0.2)
+    with shipper(spool, config) as ship:
+        spool.rename(tmp_path / "away")
+        spool.touch()
+        running = asyncio.create_task(ship.run())
+        await until(lambda: "the spool cannot be read" in (ship.stats.trouble or "") or running.done())
+        spool.unlink()
+        (tmp_path / "away").rename(spool)
+        await running
+    assert ship.stats.trouble is not None

@@ -191,6 +191,8 @@ def test_a_rollout_id_that_is_no_number_drops_the_rollout_and_leaves_nothing(tmp
     assert result.status is PublishStatus.DROPPED
     assert result.reason is not None
     assert "integer from 0" in result.reason
+    publisher.publish(rollout_id, whole_shard(0, 0, 1))
+    assert publisher.stats.dropped["bad_data"] == 2
     assert publisher.publish(0, whole_shard(0, 0, 1)).status is PublishStatus.PUBLISHED
     publisher.close(0.2)
     assert len(SpoolFolder(tmp_path).bundles()) == 1

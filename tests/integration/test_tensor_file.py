@@ -1,5 +1,6 @@
 """Tensor files that come back from the pool: their content, their mappings, and what a device may have registered."""
 
+import errno
 import os
 import resource
 import time
@@ -88,6 +89,21 @@ def test_a_file_that_a_peer_has_made_meanwhile_is_not_replaced_by_a_recycled_one
     monkeypatch.setattr(Path, "hardlink_to", late)
     pool.take(target, 4096)
     assert target.read_bytes() == b"x" * 4096
+    assert len(pool.files()) == 1
+
+
+def test_where_files_cannot_have_two_names_each_bundle_gets_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path, source: Path) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(path))
+
+    pool = TensorPool(tmp_path / "pool")
+    pool.take(tmp_path / "first", 4096)
+    pool.give(tmp_path / "first")
+    monkeypatch.setattr(Path, "hardlink_to", refuse)
+    pool.take(tmp_path / "second", 4096)
+    assert (tmp_path / "second").stat().st_size == 4096
     assert len(pool.files()) == 1
 
 

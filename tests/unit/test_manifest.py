@@ -133,7 +133,7 @@ def test_what_is_no_json_or_nests_too_deep_is_refused(text: str | bytes) -> None
         Manifest.from_json(text)
 
 
-@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity", "1e999"])
+@pytest.mark.parametrize("word", ["NaN", "Infinity", "-Infinity", "1e999", "1" * 400])
 def test_a_mean_that_is_not_finite_is_refused(word: str) -> None:
     changed = content()
     next(iter(changed["metrics"].values()))["per_token_mean"] = 123456.5

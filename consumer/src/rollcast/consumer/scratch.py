@@ -74,7 +74,11 @@ class Scratch:
         self._rollouts = weakref.WeakValueDictionary()
 
     def place(self, part: SamplePart, *, apart: bool = False) -> SamplePart:
-        """Returns the part with its slices decoded and placed; `apart` in files that nothing else shares.
+        """Returns the part with its slices decoded and placed.
+
+        Args:
+            part: of a rollout.
+            apart: each slice alone, in files that nothing else shares; for what may be a repeat.
 
         Raises:
             ContractError: a slice is corrupt, or announces what cannot be or what is too large.
@@ -101,40 +105,14 @@ class Scratch:
         decoded: list[_Bytes | None] = []
         for column in part.columns:
             if isinstance(column.value, TensorSlice):
-                placed = self._placed(space, part, column, column.value, decoded)
+                tensor = None if apart else space.tensor(part, column, column.value)
+                placed = _placed(space, tensor, column.value, decoded)
                 columns.append(Column(sys.intern(column.name), column.leaf, placed))
                 decoded.append(np.frombuffer(placed.data, np.uint8))
             else:
                 columns.append(column)
                 decoded.append(None)
         return replace(part, columns=tuple(columns))
-
-    def _placed(
-        self, space: "_Space", part: SamplePart, column: Column, piece: TensorSlice, earlier: Sequence[_Bytes | None]
-    ) -> PlacedSlice:
-        start, end = piece.offset, piece.offset + piece.slice_bytes
-        tensor = space.tensor(part, column, piece)
-        if not tensor.is_free(start, end):
-            # A repeat, or a slot in which two slices claim the same bytes: it must not change what is there.
-            tensor = _Tensor(space.take(piece.slice_bytes), space)
-            start, end = 0, piece.slice_bytes
-        whole = end - start == len(tensor.memory)
-        data = tensor.memory if whole else tensor.memory[start:end]
-        decode_slice_into(np.frombuffer(data, np.uint8), piece, earlier)
-        tensor.fill(start, end)
-        return PlacedSlice(
-            dtype=sys.intern(piece.dtype),
-            shape=piece.shape,
-            total_bytes=piece.total_bytes,
-            offset=piece.offset,
-            slice_bytes=piece.slice_bytes,
-            codec=RAW,
-            data=data,
-            whole=tensor.memory,
-            encoded_bytes=len(piece.data),
-            # Nothing else comes for a whole tensor, and there are many of them.
-            owner=space if whole else tensor,
-        )
 
     def segment(self, size: int) -> _Bytes:
         """Returns new memory of at least that size, which is a file's.
@@ -185,6 +163,34 @@ class Scratch:
         del self._segments[token]
         if len(mapped) == _LARGEST_SEGMENT_BYTES and len(self._spares) < _MOST_SPARES:
             self._spares.append(mapped)
+
+
+def _placed(
+    space: "_Space", tensor: "_Tensor | None", piece: TensorSlice, earlier: Sequence[_Bytes | None]
+) -> PlacedSlice:
+    """Returns the slice, decoded to its place in the tensor; without one, or where that place is filled, alone."""
+    start, end = piece.offset, piece.offset + piece.slice_bytes
+    if tensor is None or not tensor.is_free(start, end):
+        # A repeat, or a slot in which two slices claim the same bytes: it must not change what is there.
+        tensor = _Tensor(space.take(piece.slice_bytes), space)
+        start, end = 0, piece.slice_bytes
+    whole = end - start == len(tensor.memory)
+    data = tensor.memory if whole else tensor.memory[start:end]
+    decode_slice_into(np.frombuffer(data, np.uint8), piece, earlier)
+    tensor.fill(start, end)
+    return PlacedSlice(
+        dtype=sys.intern(piece.dtype),
+        shape=piece.shape,
+        total_bytes=piece.total_bytes,
+        offset=piece.offset,
+        slice_bytes=piece.slice_bytes,
+        codec=RAW,
+        data=data,
+        whole=tensor.memory,
+        encoded_bytes=len(piece.data),
+        # Nothing else comes for a whole tensor, and there are many of them.
+        owner=space if whole else tensor,
+    )
 
 
 def unplaced(part: SamplePart) -> SamplePart:

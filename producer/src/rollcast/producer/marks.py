@@ -1,6 +1,5 @@
 """The marks of dropped rollouts: bundles without content, by which consumers tell dropped from lost."""
 
-import contextlib
 import logging
 import shutil
 from collections import deque
@@ -53,7 +52,9 @@ class DropMarks:
     @property
     def waiting(self) -> int:
         """Number of dropped rollouts that are not announced."""
-        return len(self._waiting) + (self._unmarked.count if self._unmarked else 0)
+        # Read once: the thread that commits may clear it in between.
+        unmarked = self._unmarked
+        return len(self._waiting) + (unmarked.count if unmarked else 0)
 
     def put(self, name: BundleName, shard: DpShard) -> None:
         """Takes a drop to be announced; `commit` does it.
@@ -90,10 +91,13 @@ class DropMarks:
             if self._unmarked:
                 more = f"{self._unmarked.count} more were dropped, {self._unmarked.first} to {self._unmarked.last}"
                 shard = replace(shard, dropped_reason=f"{shard.dropped_reason}; {more}, too many for an event each")
-            committed = self._spool.committed(self._run_id, name)
-            # What has the name already is whole and will be shipped; a mark would contradict it.
-            with contextlib.suppress(BundleExistsError):
-                commit_bundle(self._spool.marking(self._run_id, name), committed, None, shard)
+            marking, committed = self._spool.marking(self._run_id, name), self._spool.committed(self._run_id, name)
+            try:
+                commit_bundle(marking, committed, None, shard)
+            except BundleExistsError:
+                # What has the name already is whole and will be shipped; a mark would contradict it.
+                shutil.rmtree(marking, ignore_errors=True)
+            else:
                 self._quota.add(str(committed), SpoolUsage(marks=1))
                 self._unmarked = None
             self._waiting.popleft()

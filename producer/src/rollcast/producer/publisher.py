@@ -134,7 +134,12 @@ class Publisher:
         if self._closed is None:
             was_on, background = self._disabled is None, self._background
             # Also where publishing was switched off meanwhile: what was filled before is to be committed and shipped.
-            delivered = background is None or background.close(timeout_s)
+            try:
+                delivered = background is None or background.close(timeout_s)
+            except OSError as exc:
+                # The trainer has ended well, and must not fail for a spool that cannot be looked into any more.
+                delivered = False
+                _log.error("whether all of rank %d is in Kafka cannot be told: %s", self._layout.rank, exc)
             self._disabled, self._everybody_off = "the publisher is closed", True
             self._closed = delivered and was_on
         return self._closed
@@ -315,7 +320,7 @@ class Publisher:
             self._disable(self._disabled or refusal.reason)
             self._count_drop(refusal.kind)
             return PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
-        if refusal.announced:
+        if refusal.announced and name.rollout_id >= 0:
             self._seen.add(name.rollout_id)
             self._announce_drop(name, reason)
         return self._dropped(name, refusal.kind, reason, error)
@@ -329,7 +334,7 @@ class Publisher:
         return self._dropped(name, DropReason.NOT_COPIED, reason, error)
 
     def _announce_drop(self, name: BundleName, reason: str) -> None:
-        if self._layout.is_writer and name.rollout_id >= 0:
+        if self._layout.is_writer:
             shard = self._session.closing_event(name.rollout_id, None, dropped_reason=reason)
             self._committer.submit(CommitJob(name=name, content=None, shard=shard, peers=0))
 

@@ -12,8 +12,9 @@ MAX_MARKS = 10_000
 """Marks of dropped rollouts that a spool may hold, some kilobytes each, all runs together."""
 
 _LOOK_EVERY_S = 0.05
-# The background thread measures about once a second; where it is busy or not there yet, the training thread does.
-_MAX_AGE_S = 3.0
+# The background thread looks about once a second whether to measure; where it is busy or not there yet, the training
+# thread measures, when that is overdue for so long.
+_OVERDUE_S = 3.0
 # Listing a large spool takes some milliseconds, and it takes the interpreter lock from training.
 _PAUSE_PER_WALK = 50
 
@@ -84,7 +85,7 @@ class Quota:
         if self._fits(self._held, need):
             return
         deadline = time.monotonic() + (wait_s if self._fits(SpoolUsage(), need) else 0.0)
-        if time.monotonic() - self._measured_at > _MAX_AGE_S:
+        if time.monotonic() > self._next_walk + _OVERDUE_S:
             self._measure()
         while not self._fits(held := self._held_besides(key), need):
             left_s = deadline - time.monotonic()
@@ -110,7 +111,7 @@ class Quota:
             with self._lock:
                 for key in found_by_then:
                     del self._added[key]
-                self._measured, self._measured_at, self._measured_at_ms = measured, started, time.time_ns() // 1_000_000
+                self._measured, self._measured_at_ms = measured, time.time_ns() // 1_000_000
                 # What was added meanwhile may have been found or not, or the bundles of some peers only.
                 self._held = measured.usage
                 for key, usage in self._added.items():

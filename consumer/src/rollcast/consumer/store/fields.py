@@ -1,5 +1,6 @@
 """Reads values of JSON that somebody may have damaged or forged, each of the type and range that it must have."""
 
+import contextlib
 import math
 import re
 from typing import Any
@@ -42,9 +43,12 @@ def mean(value: object) -> float | None:
     """
     if value is None:
         return None
-    if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]  # it is one of them
-        raise ValueError(f"{_shown(value)} is no finite number")
-    return float(value)  # type: ignore[arg-type]  # as above
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        # An integer may be too large for a float.
+        with contextlib.suppress(OverflowError):
+            if math.isfinite(found := float(value)):
+                return found
+    raise ValueError(f"{_shown(value)} is no finite number")
 
 
 def text(value: object) -> str:

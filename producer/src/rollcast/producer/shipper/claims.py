@@ -57,6 +57,11 @@ class Claims:
         """Returns how far back a bundle has to stand for those deaths; a few come from outside, and change nothing."""
         return max(0, self.deaths(bundle) - _FORGIVEN_DEATHS)
 
+    def clear_deaths(self, bundle: Path) -> None:
+        """Forgets the deaths at a bundle that is taken: whoever moves it back from the poison wants it tried again."""
+        with contextlib.suppress(OSError):
+            os.unlink(_MARK, dir_fd=self._held[bundle])
+
     def give_back(self, bundle: Path) -> None:
         """Ends the claim on a bundle, if there is one, wherever the bundle is by now."""
         descriptor = self._held.pop(bundle, None)

@@ -124,6 +124,13 @@ class Shipper:
         # The order matters: a trainer that commits its last bundle and leaves must not be missed.
         return self._config.stop_with_trainers and not self._has_trainers() and not self._waiting()
 
+    def _is_certainly_finished(self) -> bool:
+        try:
+            return self._finished()
+        except OSError:
+            # A spool that cannot be read is why it pauses; the next try tells.
+            return False
+
     def _has_trainers(self) -> bool:
         try:
             return self._spool.has_trainers()
@@ -133,7 +140,7 @@ class Shipper:
 
     async def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while not await asyncio.to_thread(self._finished):
+        while not await asyncio.to_thread(self._is_certainly_finished):
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return
@@ -234,8 +241,9 @@ class Shipper:
         except (SpoolError, ContractError) as exc:
             await self._set_aside(shipment, shard, str(exc))
             return False
-        except OSError as exc:
-            _log.warning("bundle %s cannot be read now, the next one goes first: %s", path, exc)
+        except (OSError, MemoryError) as exc:
+            # Memory that is short now would else end every shipper, and unlike a death that leaves no mark.
+            _log.warning("bundle %s cannot be read now, the next one goes first: %r", path, exc)
             return False
         shipment.closing = replace(shard, slot_digests=tuple(digests), part_counts=tuple(part_counts))
         return True
@@ -271,6 +279,7 @@ class Shipper:
             self._troubles[path] += 1
             _log.warning("bundle %s cannot be shipped (%s) nor set aside now: %s", path, reason, exc)
             return
+        self._claims.clear_deaths(path)
         self._forget(path)
         self.stats.set_aside_bundles += 1
         _log.error("bundle %s cannot be shipped and was set aside in %s: %s", path, aside, reason)

@@ -137,7 +137,7 @@ class Sidecar:
                 continue
             try:
                 own = await self._own(folder)
-            except SpoolError as exc:
+            except (SpoolError, OSError) as exc:
                 if str(exc) != told:
                     told = str(exc)
                     _log.warning("%s; it is tried again", told)

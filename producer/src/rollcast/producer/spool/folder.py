@@ -169,7 +169,8 @@ class SpoolFolder:
         # What the pool does not take goes with the rest.
         with contextlib.suppress(OSError):
             self.pool.give(leaving / TENSORS_NAME)
-        shutil.rmtree(leaving)
+        # What is left of it somebody sweeps: it is gone for all others, so a failure here must not look like one above.
+        shutil.rmtree(leaving, ignore_errors=True)
 
     def sweep_leaving(self) -> None:
         """Removes what a shipper that died in `retire` has left; for the one that owns the spool."""

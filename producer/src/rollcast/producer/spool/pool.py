@@ -102,8 +102,9 @@ class TensorPool:
             path for available, path in files if available < size and not path.stat().st_mode & _FIXED
         ][-1:]
         if fitting:
-            # Not renamed: a peer that found the pool locked may have made the target meanwhile, and be filling it.
-            with contextlib.suppress(FileExistsError):
+            # Not renamed: a peer that found the pool locked may have made the target meanwhile, and be filling it. Nor
+            # do all file systems have second names. Either way a file that is not recycled is a new one.
+            with contextlib.suppress(OSError):
                 target.hardlink_to(fitting[0])
                 fitting[0].unlink()
 
