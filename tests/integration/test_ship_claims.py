@@ -181,7 +181,7 @@ def test_pages_that_cannot_be_read_are_an_error_and_no_signal(tmp_path: Path) ->
             require_readable(end)
             os.truncate(file, 40_000)
             require_readable(begin)
-            with pytest.raises(SpoolError, match="its disk cannot read it"):
+            with pytest.raises(SpoolError, match="cut short"):
                 require_readable(end)
 
 
@@ -218,3 +218,15 @@ def test_a_kernel_that_cannot_look_at_pages_is_no_error(monkeypatch: pytest.Monk
     monkeypatch.setattr(pages, "_libc", OldKernel())
     monkeypatch.setattr("ctypes.get_errno", lambda: errno.EINVAL)
     require_readable(b"some bytes")
+
+
+def test_a_bundle_that_only_waits_for_kafka_is_not_blamed_for_the_death_of_its_shipper(tmp_path: Path) -> None:
+    publish(tmp_path, 0)
+    ((_, path),) = SpoolFolder(tmp_path).bundles()
+    claims = Claims()
+    assert claims.take(path)
+    assert claims.deaths(path) == 1, "so it stands there until the danger is over"
+    claims.survived(path)
+    assert claims.deaths(path) == 0
+    claims.give_back(path)
+    assert claims.deaths(path) == 0

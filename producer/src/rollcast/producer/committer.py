@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from rollcast.producer.errors import SpoolError
@@ -114,7 +115,7 @@ class Committer:
             if job is None:
                 self._record()
                 return
-            self._commit_or_drop(job)
+            self._try("take a rollout", partial(self._commit_or_drop, job))
             self._has_committed = True
             with self._lock:
                 self.open_jobs -= 1

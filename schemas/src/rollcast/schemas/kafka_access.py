@@ -44,6 +44,9 @@ async def explain(bootstrap_servers: str, security: KafkaSecurity) -> str:
                 "and ROLLCAST_TLS_CERT_FILE where the brokers ask for a client's certificate"
             ) from exc
         except (SaslAuthenticationFailed, AuthenticationFailedError, ValueError) as exc:
+            if security.sasl_mechanism is None:
+                reason = f"{address} answers what is not Kafka's"
+                continue
             # Not chained, nor quoted: what an authenticator says may hold what it was given.
             raise KafkaRefusedError(
                 f"Kafka at {address} does not accept user {security.sasl_username!r} with this password "

@@ -22,6 +22,7 @@ class Claims:
 
     def __init__(self) -> None:
         self._held: dict[Path, int] = {}
+        self._marked: set[Path] = set()
 
     def take(self, bundle: Path) -> bool:
         """Makes a bundle this process's own, until it is given back; tells whether no other process has it.
@@ -44,6 +45,7 @@ class Claims:
         # A full disk does not take the mark, which must not keep the bundle from leaving it.
         with contextlib.suppress(OSError), (bundle / _MARK).open("ab") as mark:
             mark.write(b".")
+            self._marked.add(bundle)
         return True
 
     def deaths(self, bundle: Path) -> int:
@@ -62,20 +64,23 @@ class Claims:
         with contextlib.suppress(OSError):
             os.unlink(_MARK, dir_fd=self._held[bundle])
 
+    def survived(self, bundle: Path) -> None:
+        """Notes that nothing of a bundle that is taken can kill any more: a death from now on is not its fault."""
+        if bundle not in self._marked:
+            return
+        self._marked.remove(bundle)
+        with contextlib.suppress(OSError):
+            mark = os.open(_MARK, os.O_WRONLY, dir_fd=self._held[bundle])
+            try:
+                os.truncate(mark, max(0, os.fstat(mark).st_size - 1))
+            finally:
+                os.close(mark)
+
     def give_back(self, bundle: Path) -> None:
         """Ends the claim on a bundle, if there is one, wherever the bundle is by now."""
-        descriptor = self._held.pop(bundle, None)
-        if descriptor is None:
-            return
-        try:
-            with contextlib.suppress(OSError):
-                mark = os.open(_MARK, os.O_WRONLY, dir_fd=descriptor)
-                try:
-                    os.truncate(mark, max(0, os.fstat(mark).st_size - 1))
-                finally:
-                    os.close(mark)
-        finally:
-            os.close(descriptor)
+        if bundle in self._held:
+            self.survived(bundle)
+            os.close(self._held.pop(bundle))
 
     def give_all_back(self) -> None:
         """Ends all claims."""

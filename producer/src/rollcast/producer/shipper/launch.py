@@ -11,6 +11,7 @@ from rollcast.producer.spool.folder import SpoolFolder
 _FIRST_PAUSE_S = 0.5
 _MAX_PAUSE_S = 60.0
 _TELL_EVERY_S = 60.0
+_LAST_BYTES = 4096
 LOG_NAME = "shipper.log"
 
 _log = logging.getLogger("rollcast.producer")
@@ -83,7 +84,9 @@ class ShipperLauncher:
     def last_words(self) -> str:
         """Returns the last line of the shipper's log."""
         try:
-            lines = (self._spool.path / LOG_NAME).read_text(errors="replace").strip().splitlines()
+            with (self._spool.path / LOG_NAME).open("rb") as log:
+                log.seek(max(0, log.seek(0, os.SEEK_END) - _LAST_BYTES))
+                lines = log.read().decode(errors="replace").strip().splitlines()
         except OSError:
             lines = []
         return lines[-1][:500] if lines else "nothing"

@@ -245,6 +245,8 @@ class Shipper:
             # Memory that is short now would else end every shipper, and unlike a death that leaves no mark.
             _log.warning("bundle %s cannot be read now, the next one goes first: %r", path, exc)
             return False
+        # Its records may wait for Kafka for long.
+        await asyncio.to_thread(self._claims.survived, path)
         shipment.closing = replace(shard, slot_digests=tuple(digests), part_counts=tuple(part_counts))
         return True
 

@@ -12,6 +12,7 @@ from aiokafka.errors import (
     KafkaTimeoutError,
     TopicAlreadyExistsError,
     TopicAuthorizationFailedError,
+    UnknownError,
     for_code,
 )
 
@@ -123,7 +124,8 @@ class RecordsTopic:
 
 def _refused(code: int, what: str, said: list[Any]) -> Exception:
     error: type[Exception] = for_code(code)
-    if getattr(error, "retriable", False):
+    # A code that the client does not know may pass by itself, too.
+    if getattr(error, "retriable", False) or error is UnknownError:
         return error(f"{what}: {said}")
     return ShipperRefusedError(f"{what}: {error.__name__} {' '.join(str(part) for part in said if part)}".rstrip())
 

@@ -29,7 +29,8 @@ def require_readable(data: bytes | memoryview) -> None:
     A kernel before 5.14 does nothing.
 
     Raises:
-        SpoolError: the file was cut short, or its disk does not give it back.
+        SpoolError: the file was cut short.
+        OSError: its disk does not give it back.
     """
     array = np.frombuffer(data, np.uint8)
     if not array.nbytes:
@@ -41,4 +42,5 @@ def require_readable(data: bytes | memoryview) -> None:
         ctypes.c_int(_MADV_POPULATE_READ),
     )
     if failed and ctypes.get_errno() == errno.EFAULT:
-        raise SpoolError("its tensor file was cut short while it was read, or its disk cannot read it")
+        require_whole(data)
+        raise OSError(errno.EIO, "its tensor file cannot be read from the disk")

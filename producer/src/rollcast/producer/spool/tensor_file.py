@@ -110,12 +110,14 @@ class _Mapping:
         data: the file's bytes.
         prepared_at: when the file had last changed places when it was prepared.
         is_pinned: its pages are registered with CUDA.
+        was_filled: this process has filled the file before, so it may do so again.
     """
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.data = torch.frombuffer(mmap.mmap(descriptor, size), dtype=torch.uint8)
         self.prepared_at = 0
         self.is_pinned = False
+        self.was_filled = False
 
     def populate(self) -> None:
         """Brings its pages into memory."""
@@ -159,7 +161,9 @@ class TensorFiles:
         size = head_bytes + data_bytes
         try:
             self._pool.take(path, size)
-            return TensorFile(self._mapping_of(path, size), head_bytes, data_bytes)
+            mapping = self._mapping_of(path, size)
+            mapping.was_filled = True
+            return TensorFile(mapping, head_bytes, data_bytes)
         except OSError as exc:
             if exc.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
                 raise SpoolFullError(f"no room for {size} bytes at {path}; free space or choose another spool") from exc
@@ -177,7 +181,8 @@ class TensorFiles:
                     continue
                 mapping.populate()
                 mapping.prepared_at = changed_at
-                if can_pin() and not mapping.is_pinned:
+                # Registering takes long, and ranks of one host share the pool: not what only others use.
+                if can_pin() and mapping.was_filled and not mapping.is_pinned:
                     mapping.pin(self._pool.fix_size(path))
 
     def _mapping_of(self, path: Path, size: int) -> _Mapping:
