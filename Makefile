@@ -19,7 +19,7 @@ demo: $(READY) ## run 8 training ranks through a real Kafka and verify every dum
 test: $(READY) ## run all tests: unit, real broker, real ranks
 	$(BIN)/python -m pytest
 
-unit: $(READY) ## run the tests without I/O, in under a minute
+unit: $(READY) ## run the tests without I/O, in about a minute
 	$(BIN)/python -m pytest tests/unit
 
 chaos: $(READY) ## kill daemons and broker in ever new ways for CHAOS_MINUTES, an hour by default

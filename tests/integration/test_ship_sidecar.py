@@ -23,6 +23,7 @@ from rollcast.producer.shipper.cli import main
 from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.shipper.summary import Summary
 from rollcast.producer.spool.folder import SpoolFolder
+from rollcast.schemas.install import install_command
 
 
 @pytest.fixture
@@ -232,4 +233,4 @@ def test_a_missing_package_is_one_sentence_with_its_name(package: str, tmp_path:
         env=os.environ,
     )
     assert done.returncode == 2
-    assert done.stderr == f"rollcast-ship needs {package}: pip install 'rollcast[producer]'\n"
+    assert done.stderr == f"rollcast-ship needs {package}: {install_command('producer')}\n"

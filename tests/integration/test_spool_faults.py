@@ -247,7 +247,9 @@ def _publish_and_die(spool: Path, moment: str) -> None:
 
 
 @pytest.mark.parametrize("moment", ["in mid-publish", "before the commit", "after the commit"])
-def test_a_trainer_killed_leaves_a_whole_bundle_or_none(tmp_path: Path, moment: str) -> None:
+def test_a_trainer_killed_leaves_a_whole_bundle_or_none_and_the_next_start_says_so(
+    tmp_path: Path, moment: str, caplog: pytest.LogCaptureFixture
+) -> None:
     assert run_to_its_end(_publish_and_die, tmp_path, moment) == -signal.SIGKILL
     next_trainer = spool_publisher(tmp_path)
     assert not list(tmp_path.rglob("*.filling")), "what the dead one left half-filled is swept"
@@ -255,4 +257,5 @@ def test_a_trainer_killed_leaves_a_whole_bundle_or_none(tmp_path: Path, moment: 
         assert not differences(payload_in_spool(tmp_path, 0), direct_payload(0))
     else:
         assert not SpoolFolder(tmp_path).bundles()
+    assert ("lost with a trainer" in caplog.text) == (moment != "after the commit")
     next_trainer.close(0.1)

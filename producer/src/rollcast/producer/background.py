@@ -13,6 +13,7 @@ from rollcast.producer.stats import Counters
 
 _EXIT_FLUSH_S = 5.0
 _DRAIN_LOOK_EVERY_S = 0.05
+_NAMED_BUNDLES = 10
 
 _log = logging.getLogger("rollcast.producer")
 
@@ -31,7 +32,12 @@ class Background:
     def __init__(self, session: Session, counters: Counters) -> None:
         config, spool = session.config, session.spool
         self._session, self._counters, self._process = session, counters, os.getpid()
-        spool.sweep_unfinished(config.run_id, session.attempt)
+        if swept := spool.sweep_unfinished(config.run_id, session.attempt):
+            _log.warning(
+                "%d bundles were lost with a trainer that ended before they were whole: %s",
+                len(swept),
+                ", ".join(swept[:_NAMED_BUNDLES]),
+            )
         self._trainer_lock = spool.register_trainer()
         spool.set_destination(config.run_id, config.destination)
         trainer = LivingTrainer(session.attempt, self._process)

@@ -15,7 +15,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if package not in _OF_EXTRAS:
             raise
         # Among them is zstd's: without it no part could be compressed.
-        print(f"rollcast-ship needs {package}: pip install 'rollcast[producer]'", file=sys.stderr)  # noqa: T201
+        # Not by way of rollcast.schemas, which needs some of them itself.
+        remedy = "pip install -c constraints.txt '.[producer]' in a clone of Rollcast"
+        print(f"rollcast-ship needs {package}: {remedy}", file=sys.stderr)  # noqa: T201
         return 2
     return run(arguments)
 

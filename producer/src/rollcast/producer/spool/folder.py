@@ -142,11 +142,12 @@ class SpoolFolder:
         """Returns the committed bundles of one run, in rollout order."""
         return sorted(_bundles_in(self.run_folder(run_id)))
 
-    def sweep_unfinished(self, run_id: str, attempt: int) -> None:
+    def sweep_unfinished(self, run_id: str, attempt: int) -> list[str]:
         """Removes what dead trainers left half-filled: earlier attempts of the run, and any where no trainer lives.
 
-        Where none lives their counters go too.
+        Where none lives their counters go too. Returns the bundles that never became whole, as `run/name`.
         """
+        swept = []
         alone = lock(self.path / ".trainers.lock")
         try:
             for stats in self.path.glob(".stats-*") if alone is not None else ():
@@ -157,9 +158,12 @@ class SpoolFolder:
                     earlier = name is not None and name.attempt < attempt and entry.parent.name == file_name_for(run_id)
                     if alone is not None or earlier:
                         shutil.rmtree(entry, ignore_errors=True)
+                        if entry.suffix == _FILLING:
+                            swept.append(f"{entry.parent.name}/{entry.stem.removeprefix('.')}")
         finally:
             if alone is not None:
                 alone.close()
+        return sorted(swept)
 
     def retire(self, bundle: Path) -> None:
         """Removes a delivered bundle; its tensor file goes to the pool."""
