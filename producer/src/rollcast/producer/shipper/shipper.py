@@ -272,6 +272,7 @@ class Shipper:
             _log.warning("bundle %s cannot be shipped (%s) nor set aside now: %s", path, reason, exc)
             return
         self._forget(path)
+        self._claims.forgive(aside)
         self.stats.set_aside_bundles += 1
         _log.error("bundle %s cannot be shipped and was set aside in %s: %s", path, aside, reason)
 
