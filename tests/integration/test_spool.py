@@ -184,6 +184,18 @@ def test_a_peer_that_never_fills_its_part_makes_the_rollout_a_dropped_one(tmp_pa
     assert not list(tmp_path.rglob("*.filling"))
 
 
+def test_a_bundle_that_was_removed_before_it_was_filled_is_not_waited_for(tmp_path: Path) -> None:
+    session = _session(tmp_path, commit_timeout_s=1000)
+    plan = make_plan(whole_shard(0, 0, 1), ParallelLayout())
+    name = BundleName(0, session.attempt, "dp0")
+    session.start_bundle(name, plan).discard()
+    committer = Committer(session, Counters(), launcher=None)
+    committer.submit(CommitJob(name=name, content=plan.records, shard=session.closing_event(0, plan), peers=2))
+    assert committer.close(10)
+    ((_, committed),) = session.spool.bundles()
+    assert "was removed before it was filled" in (read_bundle(committed).shard.dropped_reason or "")
+
+
 @pytest.mark.parametrize("rollout_id", [True, 1.0, "7", None, -1, 2**63])
 def test_a_rollout_id_that_is_no_number_drops_the_rollout_and_leaves_nothing(tmp_path: Path, rollout_id: Any) -> None:
     publisher = spool_publisher(tmp_path)

@@ -11,6 +11,7 @@ from fixtures.ranks import Grid, run_ranks
 from fixtures.rollouts import whole_shard
 from fixtures.spool_programs import (
     BROKER_IS_BACK,
+    publish_strictly_with_a_peer_killed,
     publish_while_the_broker_is_away,
     publish_with_a_peer_killed,
 )
@@ -92,3 +93,9 @@ def test_a_peer_killed_in_mid_publish_costs_its_shard_of_one_rollout_and_hangs_n
     assert reason is not None
     assert "a context-parallel peer did not fill its part within 1 s" in reason
     assert not list(tmp_path.rglob("*.filling"))
+
+
+def test_a_strict_publisher_that_has_lost_its_peers_says_so_afterwards_too(tmp_path: Path) -> None:
+    rank, _ = run_ranks(Grid(world=2), publish_strictly_with_a_peer_killed, tmp_path, 1, killed={1})
+    assert (rank["status"], rank["dropped"], rank["closed"]) == ("disabled", 2, False)
+    assert "ControlError" in rank["reason"]

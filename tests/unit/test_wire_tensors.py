@@ -208,6 +208,13 @@ def test_a_constant_slice_travels_as_itself_whatever_is_close_to_it() -> None:
     assert (codec, len(data)) == (PLANES, 8)
 
 
+def test_differences_that_are_all_alike_count_as_many_bytes_as_there_are() -> None:
+    base = np.arange(200, dtype=np.uint16)
+    own = (base + 5).tobytes()
+    assert compress(own, 2, base.tobytes()) == compress(own, 2)
+    assert compress(own, 2, own) == (DELTA_PLANES, bytes([1, 0, 1, 0]))
+
+
 def test_differences_need_a_base_of_their_size_and_a_width() -> None:
     data = bytes([1, 0] * 4)
     for base in (None, bytes(4), bytes(12)):

@@ -181,6 +181,9 @@ class Committer:
         while not is_filled(filling, peers):
             if (failure := failure_of(filling)) is not None:
                 raise _PeerError(failure)
+            if not filling.exists():
+                # A peer that has lost the others gives the bundle up, or somebody has tidied.
+                raise SpoolError(f"{filling} was removed before it was filled")
             if time.monotonic() > deadline:
                 raise SpoolError(f"a context-parallel peer did not fill its part within {self._fill_timeout_s:g} s")
             time.sleep(_LOOK_EVERY_S)

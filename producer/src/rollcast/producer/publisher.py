@@ -164,12 +164,14 @@ class Publisher:
         try:
             result = work(watch)
         except Exception as exc:  # the boundary to the training step: nothing may pass it
-            self._everybody_off = self._everybody_off or isinstance(exc, ControlError)
+            has_lost_peers = isinstance(exc, ControlError)
+            self._everybody_off = self._everybody_off or has_lost_peers
+            if has_lost_peers or not self._config.strict:
+                self._disable(f"publishing {what} failed: {exc!r}")
+                if counts:
+                    self._counters.dropped(DropReason.OFF if has_lost_peers else DropReason.UNEXPECTED)
             if self._config.strict:
                 raise
-            self._disable(f"publishing {what} failed: {exc!r}")
-            if counts:
-                self._counters.dropped(DropReason.OFF if isinstance(exc, ControlError) else DropReason.UNEXPECTED)
             result = PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
         stall_s = watch.total_s
         self._counters.stalled(stall_s)

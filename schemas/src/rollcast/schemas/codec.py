@@ -58,7 +58,7 @@ def compress(
     codec, planes = PLANES, _planes(np.frombuffer(raw, np.uint8), item_bytes)
     if base is not None and item_bytes in _DELTA_TYPES and len(base) == len(raw):
         differences = _planes(_differences(raw, base, _DELTA_TYPES[item_bytes]), item_bytes)
-        if _are_smaller(differences, planes):
+        if _are_smaller(differences, planes, len(raw) // item_bytes):
             codec, planes = DELTA_PLANES, differences
     data = b"".join(piece for plane in planes for piece in _encoded_plane(plane))
     return (codec, data) if len(data) <= len(raw) * _PAYS_BELOW else (RAW, raw)
@@ -115,10 +115,9 @@ def _elements(raw: Bytes, item_bytes: int) -> npt.NDArray[np.unsignedinteger[Any
     return raw.view(f"<u{unit}").reshape(-1, item_bytes // unit)
 
 
-def _are_smaller(differences: Sequence[Bytes | int], own: Sequence[Bytes | int]) -> bool:
+def _are_smaller(differences: Sequence[Bytes | int], own: Sequence[Bytes | int], count: int) -> bool:
     """Returns whether fewer bytes differ from zero than, of the elements themselves, from their plane's first."""
-    size = max((len(plane) for plane in differences if not isinstance(plane, int)), default=0)
-    nonzero = sum(size * (plane != 0) if isinstance(plane, int) else np.count_nonzero(plane) for plane in differences)
+    nonzero = sum(count * (plane != 0) if isinstance(plane, int) else np.count_nonzero(plane) for plane in differences)
     return bool(nonzero < sum(np.count_nonzero(plane != plane[0]) for plane in own if not isinstance(plane, int)))
 
 
