@@ -234,3 +234,25 @@ def test_a_missing_package_is_one_sentence_with_its_name(package: str, tmp_path:
     )
     assert done.returncode == 2
     assert done.stderr == f"rollcast-ship needs {package}: {install_command('producer')}\n"
+
+
+async def test_a_spool_that_has_another_shipper_when_it_comes_is_taken_when_that_one_ends(
+    broker: Broker, tmp_path: Path, prefix: str
+) -> None:
+    (there,) = _spools(tmp_path, 1)
+    later = tmp_path / "later"
+    options = (f"--spool={later}", f"--spool={there}", f"--topic-prefix={prefix}")
+    with ship_process(*options, f"--bootstrap={broker.bootstrap_servers}") as ship:
+        await read_until(broker.bootstrap_servers, f"{prefix}.records", closed(0))
+        publish(tmp_path / "made", 1)
+        lock = SpoolFolder(tmp_path / "made").try_own(None)
+        assert lock is not None
+        with lock:
+            (tmp_path / "made").rename(later)
+            assert ship.stderr is not None
+            line = ""
+            while "has another shipper; it is tried again" not in line:
+                line = await asyncio.to_thread(ship.stderr.readline)
+        await read_until(broker.bootstrap_servers, f"{prefix}.records", closed(0, 1))
+        ship.send_signal(signal.SIGTERM)
+        assert await asyncio.to_thread(ship.wait, 10) == 0

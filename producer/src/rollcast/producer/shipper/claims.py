@@ -82,11 +82,6 @@ class Claims:
             self.survived(bundle)
             os.close(self._held.pop(bundle))
 
-    def forgive(self, bundle: Path) -> None:
-        """Forgets the deaths at a bundle, so that whoever repairs it and moves it back has it tried again."""
-        with contextlib.suppress(OSError):
-            (bundle / _MARK).unlink()
-
     def give_all_back(self) -> None:
         """Ends all claims."""
         for bundle in tuple(self._held):

@@ -283,7 +283,6 @@ class Shipper:
             return
         self._claims.clear_deaths(path)
         self._forget(path)
-        self._claims.forgive(aside)
         self.stats.set_aside_bundles += 1
         _log.error("bundle %s cannot be shipped and was set aside in %s: %s", path, aside, reason)
 

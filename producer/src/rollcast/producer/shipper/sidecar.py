@@ -117,18 +117,14 @@ class Sidecar:
         return None
 
     async def _ship(self, folder: Path, own: tuple[SpoolFolder, IO[bytes]] | None, threads: Executor) -> None:
-        if own is None:
-            own = await self._await_spool(folder)
-        if own is None:
-            return
-        spool, lock = own
+        spool, lock = own or await self._await_spool(folder)
         # Given back at once: a trainer that comes later looks for a shipper.
         with lock:
             shipper = Shipper(spool, self._config, self._topic, threads)
             self._shipping.append((spool, shipper.stats))
             await shipper.run()
 
-    async def _await_spool(self, folder: Path) -> tuple[SpoolFolder, IO[bytes]] | None:
+    async def _await_spool(self, folder: Path) -> tuple[SpoolFolder, IO[bytes]]:
         told = ""
         # Looking, not inotify: it must work on every file system that containers share.
         while True:
@@ -136,15 +132,16 @@ class Sidecar:
             if not await asyncio.to_thread(_is_folder, folder):
                 continue
             try:
-                own = await self._own(folder)
+                spool = SpoolFolder(folder)
+                if (lock := spool.try_own(self._config.destination)) is not None:
+                    _log.info("spool %s is there", folder)
+                    return spool, lock
+                trouble = f"spool {folder} has another shipper"
             except (SpoolError, OSError) as exc:
-                if str(exc) != told:
-                    told = str(exc)
-                    _log.warning("%s; it is tried again", told)
-                continue
-            if own is not None:
-                _log.info("spool %s is there", folder)
-            return own
+                trouble = str(exc)
+            if trouble != told:
+                told = trouble
+                _log.warning("%s; it is tried again", told)
 
 
 async def _all(shipping: Sequence[Coroutine[Any, Any, None]]) -> None:
