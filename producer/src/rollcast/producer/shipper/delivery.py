@@ -78,6 +78,7 @@ class Delivery:
             with contextlib.suppress(TimeoutError, KafkaError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                     await self._producer.stop()
+                _pass_on_cancellation()
                 return
         await self._give_up()
 
@@ -143,6 +144,13 @@ class Delivery:
         else:
             self._error = self._error or error
         self._settled.set()
+
+
+def _pass_on_cancellation() -> None:
+    # aiokafka waits for tasks that it has cancelled, and takes a cancellation of its caller for theirs.
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 class BundleDelivery:

@@ -26,6 +26,8 @@ from rollcast.producer.spool.folder import SpoolFolder
 _OWN_TRIES = 5
 _OWN_PAUSE_S = 0.1
 _LOOK_EVERY_S = 1.0
+# Longer than a client takes to close.
+_CANCEL_AGAIN_S = 6.0
 
 _log = logging.getLogger("rollcast.ship")
 
@@ -61,10 +63,12 @@ class Sidecar:
             await asyncio.wait({work, stop}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stop.cancel()
-            work.cancel()
-            results = await asyncio.gather(work, stop, return_exceptions=True)
-        if isinstance(results[0], Exception):
-            raise results[0]
+            # Again and again: a client that swallows a cancellation must not keep the process.
+            while not work.done():
+                work.cancel()
+                await asyncio.wait({work}, timeout=_CANCEL_AGAIN_S)
+        if not work.cancelled() and (error := work.exception()) is not None:
+            raise error
 
     async def _work(self) -> None:
         config = self._config
