@@ -134,11 +134,12 @@ class Scratch:
             try:
                 os.posix_fallocate(file.fileno(), 0, size)
             except OSError as exc:
-                if exc.errno in {errno.ENOSPC, errno.EDQUOT} and self._spares:
+                is_full = exc.errno in {errno.ENOSPC, errno.EDQUOT}
+                if is_full and self._spares:
                     self._spares.clear()
                     return self.segment(size)
                 # Where giving up a rollout helps, the disk is as good a limit as the configured one.
-                if exc.errno not in {errno.ENOSPC, errno.EDQUOT} or not self._segments:
+                if not is_full or not self._segments:
                     raise
                 raise ScratchFullError(size, self.used_bytes, self.used_bytes) from exc
             # Unlike a mapping of the mmap module, this one needs no open file.
