@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from folders import shared, tmpfs
-from processes import anonymous_bytes, is_empty, shipper_of, wait_until
+from processes import anonymous_bytes, await_prepared, shipper_of
 from records import demo_like
 from results import write
 
@@ -96,9 +96,7 @@ def measure(servers: str, samples: int, rounds: int) -> dict[str, float]:
                 result: Any = publisher.publish(rollout, data)
                 taken.append((time.perf_counter() - wall, time.thread_time() - core))
                 dist.barrier()
-                wait_until(lambda: is_empty(spool), "an empty spool")
-                # Until the background threads have mapped what came back to the pool; rollouts are further apart.
-                time.sleep(1.2)
+                await_prepared(spool)
         publisher.close(30)
         dist.barrier()
     stall, core = (sorted(column[WARM_UP:])[rounds // 2] for column in zip(*taken, strict=True))

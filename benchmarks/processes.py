@@ -58,6 +58,17 @@ def wait_until(true: Callable[[], bool], what: str, timeout_s: float = 240.0) ->
         time.sleep(0.005)
 
 
+def await_prepared(spool: Path) -> None:
+    """Returns when a spool is empty and its writers are ready for the next rollout, as they are between real ones.
+
+    Raises:
+        TimeoutError: it did not become empty in time.
+    """
+    wait_until(lambda: is_empty(spool), "an empty spool")
+    # Until the background threads have mapped what came back to the pool.
+    time.sleep(1.2)
+
+
 class CoreSeconds:
     """What processes spend from now on."""
 

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from folders import shared, tmpfs
+from processes import await_prepared
 
 from fixtures.ranks import Grid, run_ranks
 from rollcast.consumer.broker import running_broker
 from rollcast.producer import Publisher, PublisherConfig, all_gather_with_cp, save_debug_train_data
 from rollcast.producer.context_parallel import response_spans, span_tokens
 from rollcast.producer.parallel import current_layout
-from rollcast.producer.spool.folder import SpoolFolder
 
 SAMPLES, PROMPT, RESPONSE = 128, 1024, 16_384
 FIELDS = ("rollout_log_probs", "log_probs", "ref_log_probs", "values", "advantages", "returns", "kl", "entropy")
@@ -72,7 +72,7 @@ def measure(bootstrap_servers: str) -> dict[str, float]:
             results[way] = _median(
                 lambda turn, publisher=publisher: publisher.publish(turn, data),
                 ROUNDS,
-                between=lambda folder=folder: _await_empty(SpoolFolder(folder)),
+                between=lambda folder=folder: _await_prepared(folder),
             )
             publisher.close(60)
         args = SimpleNamespace(save_debug_train_data=str(disk_folder / "inline-{rollout_id}.pt"))
@@ -100,12 +100,9 @@ def _share() -> dict[str, Any]:
     }
 
 
-def _await_empty(spool: SpoolFolder) -> None:
+def _await_prepared(spool: Path) -> None:
     dist.barrier()
-    while spool.bundles() or list(spool.path.glob("*/.*-a*")):
-        time.sleep(0.1)
-    # Until the background threads have mapped what came back to the pool.
-    time.sleep(1.2)
+    await_prepared(spool)
 
 
 def _median(way: Callable[[int], Any], rounds: int, between: Callable[[], None] = lambda: None) -> float:
