@@ -5,7 +5,7 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
@@ -91,21 +91,33 @@ async def test_a_dump_that_takes_longer_than_the_session_costs_no_rebalance_and_
     assert daemon.stats.duplicates == daemon.stats.already_published == 0
 
 
-async def test_a_dump_of_a_gigabyte_keeps_the_loop_waiting_for_less_than_100_ms(installed: Installation) -> None:
-    store = LocalDumpStore(installed.config.dump_path)
+async def _worst_delay_s(tries: AsyncIterator[Awaitable[object]]) -> float:
+    """Returns the least of what the loop waited at worst in each try, of which none follows one below 100 ms.
+
+    Whatever holds the loop holds it each time; other programs on the machine do not.
+    """
     worst_s = []
-    # Whatever holds the loop holds it each time; other programs on the machine do not.
-    for attempt in (1, 2, 3):
-        big = dump(attempt=attempt, samples=128, elements=2**30 // 4 // 128)
+    async for work in tries:
         async with loop_lag() as lag:
-            published = await asyncio.to_thread(store.publish, big)
-        assert published.manifest.file_bytes > 2**30
+            await work
         assert len(lag.delays_s) > 10
         worst_s.append(lag.worst_s)
         if lag.worst_s < 0.1:
             break
+    return min(worst_s)
 
-    assert min(worst_s) < 0.1
+
+async def test_a_dump_of_a_gigabyte_keeps_the_loop_waiting_for_less_than_100_ms(installed: Installation) -> None:
+    store = LocalDumpStore(installed.config.dump_path)
+
+    async def tries() -> AsyncIterator[Awaitable[object]]:
+        for attempt in (1, 2, 3):
+            big = dump(attempt=attempt, samples=128, elements=2**30 // 4 // 128)
+            yield asyncio.to_thread(store.publish, big)
+
+    assert await _worst_delay_s(tries()) < 0.1
+    (published,) = (path for path in installed.folder.rglob("*.pt") if ".attempt" not in path.name)
+    assert published.stat().st_size > 2**30
 
 
 async def test_many_small_records_keep_the_loop_waiting_for_less_than_100_ms(installed: Installation) -> None:
@@ -115,13 +127,16 @@ async def test_many_small_records_keep_the_loop_waiting_for_less_than_100_ms(ins
         data_parallel_rank=0,
         rollout_data={"response_lengths": [1] * samples, "log_probs": [torch.zeros(1)] * samples},
     )
-    frames = keyed("run", 1, frames_of("run", 1, 1, [small]))
     async with running(replace(installed.config, partitions=1)) as daemon:
-        await installed.send(frames[:1])
-        await until(lambda: daemon.stats.records == 1)
-        await installed.send(frames[1:])
-        async with loop_lag() as lag:
-            await until(lambda: daemon.stats.dumps == 1, timeout_s=60)
+        await installed.send(keyed("run", 0, frames_of("run", 1, 0, shards(0))))
+        await until(lambda: daemon.stats.dumps == 1)
 
-    assert daemon.stats.records == len(frames)
-    assert lag.worst_s < 0.1
+        async def dumped(count: int) -> None:
+            await until(lambda: daemon.stats.dumps == count, timeout_s=60)
+
+        async def tries() -> AsyncIterator[Awaitable[object]]:
+            for rollout_id in (1, 2, 3):
+                await installed.send(keyed("run", rollout_id, frames_of("run", 1, rollout_id, [small])))
+                yield dumped(1 + rollout_id)
+
+        assert await _worst_delay_s(tries()) < 0.1

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from fixtures.installation import until
 from fixtures.shipping import closed, direct, large_shard, publish, ship_process, shipper
 from fixtures.topic import payload_in, read_until, shards_in
 from rollcast.consumer.broker import Broker
@@ -90,7 +91,8 @@ async def test_a_bundle_that_another_shipper_has_on_its_way_is_left_to_it(
     ) as ship:
         events = await read_until(broker.bootstrap_servers, topics.records, closed(1))
         assert not shards_in(events, 0)
-        assert [path for _, path in SpoolFolder(tmp_path).bundles()] == [taken]
+        # It is removed only after Kafka has answered, so later than others can read it.
+        await until(lambda: [path for _, path in SpoolFolder(tmp_path).bundles()] == [taken])
         others.give_all_back()
         assert ship.wait(30) == 0
     events = await read_until(broker.bootstrap_servers, topics.records, closed(0, 1))
