@@ -3,7 +3,8 @@
 Real megatron-core groups over gloo; 128 samples a shard, 1k prompt, 16k response, 8 float32 fields. One run compares,
 on the same data, (a) the inline way (one collective per field and sample, gather to one rank, `torch.save`), (b) one
 memcpy of the shard's bytes on each writer, and `publish` into tmpfs and into the disk's folder. The shipper takes each
-rollout to a real Kafka before the next one is published, as it does when rollouts are minutes apart.
+rollout to a real Kafka before the next one is published, as it does when rollouts are minutes apart; each memcpy comes
+after a wait of the same length, for the first copy after one is slower than the tenth in a row.
 """
 
 import json
@@ -63,7 +64,11 @@ def measure(bootstrap_servers: str) -> dict[str, float]:
         shard.fill_(1)
         target = torch.ones_like(shard)
         results = {"shard_mb": shard.numel() / 1e6}
-        results["memcpy"] = _median(lambda _: target.copy_(shard) if layout.is_writer else None, ROUNDS)
+        results["memcpy"] = _median(
+            lambda _: target.copy_(shard) if layout.is_writer else None,
+            ROUNDS,
+            between=lambda: _await_prepared(fast_folder),
+        )
         for way, folder in (("publish, tmpfs", fast_folder), ("publish, disk", disk_folder)):
             config = PublisherConfig(
                 run_id="stall", spool_dir=folder, bootstrap_servers=bootstrap_servers, topic_prefix=way[9:], strict=True

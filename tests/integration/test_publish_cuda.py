@@ -10,7 +10,7 @@ import torch
 from fixtures.rollouts import payload_in_spool, whole_shard
 from rollcast.consumer.difference import differences
 from rollcast.producer import Publisher, PublisherConfig
-from rollcast.producer.mover import can_pin, pin, prepare_moves, unpin
+from rollcast.producer.mover import can_pin, move, pin, unpin
 from rollcast.producer.plan import Segments
 from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.producer.spool.pool import TensorPool
@@ -64,7 +64,7 @@ def _whole(size: int) -> Segments:
 
 def test_memory_is_registered_once_a_shard_has_come_from_the_device() -> None:
     memory = torch.zeros(1 << 16, dtype=torch.uint8)
-    prepare_moves((torch.arange(16, dtype=torch.uint8).cuda(),), _whole(16), memory)()
+    move((torch.arange(16, dtype=torch.uint8).cuda(),), _whole(16), memory)
     assert memory[:16].tolist() == list(range(16))
     assert can_pin()
     assert pin(memory)
@@ -79,7 +79,7 @@ def test_what_the_device_writes_to_a_registered_file_is_in_the_file_however_its_
     for size in (8 << 20, 4 << 20, 6 << 20, 7 << 20, 3 << 20, 9 << 20):
         source = torch.randint(256, (size,), dtype=torch.uint8).cuda()
         file = files.open(tmp_path / "tensors", 64, size)
-        prepare_moves((source,), _whole(size), file.data)()
+        move((source,), _whole(size), file.data)
         file.close()
         assert (tmp_path / "tensors").read_bytes()[64:] == source.cpu().numpy().tobytes()
         pool.give(tmp_path / "tensors")

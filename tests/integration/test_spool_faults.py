@@ -237,7 +237,7 @@ def _publish_and_die(spool: Path, moment: str) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         if moment == "in mid-publish":
-            patch.setattr("rollcast.producer.publisher.prepare_own", lambda *_: _kill)
+            patch.setattr("rollcast.producer.publisher.copy_own", _kill)
         else:
             patch.setattr(
                 "rollcast.producer.committer.commit_bundle", commit_and_die if moment == "after the commit" else _kill

@@ -79,8 +79,19 @@ async def test_a_spool_full_while_the_broker_is_away_drops_whole_rollouts_and_sa
     assert {event.rollout_id for event in events if isinstance(event, SamplePart)} == {0, 1, 4}
 
 
-def test_a_peer_killed_in_mid_publish_costs_its_shard_of_one_rollout_and_hangs_nobody(tmp_path: Path) -> None:
-    results = run_ranks(Grid(world=4, context=2), publish_with_a_peer_killed, tmp_path, 3, killed={3})
+def test_a_peer_killed_while_it_copies_hangs_nobody_and_leaves_nothing(tmp_path: Path) -> None:
+    results = run_ranks(
+        Grid(world=4, context=2), publish_with_a_peer_killed, tmp_path, 3, "while it copies", killed={3}
+    )
+    for rank in (0, 1, 2):
+        # Its vote is on its way meanwhile, and may have left.
+        assert results[rank]["statuses"] in (["published", "disabled"], ["disabled", "disabled"])
+        assert results[rank]["seconds"] < 20
+    assert not list(tmp_path.rglob("*.filling"))
+
+
+def test_a_peer_killed_after_the_agreement_costs_its_shard_of_one_rollout_and_hangs_nobody(tmp_path: Path) -> None:
+    results = run_ranks(Grid(world=4, context=2), publish_with_a_peer_killed, tmp_path, 3, "then", killed={3})
     for rank in (0, 1, 2):
         assert results[rank]["statuses"] == ["published", "disabled"]
         assert results[rank]["seconds"] < 20

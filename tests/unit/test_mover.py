@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rollcast.producer.mover import can_pin, prepare_moves
+from rollcast.producer.mover import can_pin, join, move
 from rollcast.producer.plan import Segments
 from rollcast.schemas.dtypes import ITEM_BYTES
 from rollcast.schemas.tensors import tensor_bytes
@@ -37,7 +37,7 @@ def _moved(sources: Sequence[torch.Tensor]) -> torch.Tensor:
             rows.append((index, reached, 0, source.nbytes))
             reached += source.nbytes
     data = torch.full((reached,), 170, dtype=torch.uint8)
-    prepare_moves(sources, _segments(*rows), data)()
+    move(sources, _segments(*rows), data)
     return data
 
 
@@ -67,8 +67,9 @@ def test_the_payload_of_a_nan_arrives(dtype: torch.dtype, step: int) -> None:
         torch.tensor([7.0]).expand(5),
         torch.arange(24)[5:9],
         torch.tensor(3.5),
+        torch.arange(24)[5::30],
     ],
-    ids=["transposed", "strided", "permuted", "expanded", "offset", "scalar"],
+    ids=["transposed", "strided", "permuted", "expanded", "offset", "scalar", "one of many"],
 )
 def test_a_tensor_arrives_in_the_order_of_its_elements_however_it_lies_in_memory(source: torch.Tensor) -> None:
     moved = _moved([torch.zeros(3, dtype=torch.int16), source, torch.ones(1, dtype=torch.uint8)])
@@ -79,8 +80,8 @@ def test_a_tensor_arrives_in_the_order_of_its_elements_however_it_lies_in_memory
 
 def test_nothing_to_move_moves_nothing() -> None:
     data = torch.arange(4, dtype=torch.uint8)
-    prepare_moves((), _segments(), data)()
-    prepare_moves((torch.empty(0), torch.empty(0, 7).T), _segments(), data)()
+    move((), _segments(), data)
+    move((torch.empty(0), torch.empty(0, 7).T), _segments(), data)
     assert data.tolist() == [0, 1, 2, 3]
     assert not can_pin()
 
@@ -102,7 +103,7 @@ def test_any_segments_of_any_tensors_arrive_and_touch_nothing_else(data: st.Data
     expected = target.clone()
     for tensor, place, start, length in rows:
         expected[place : place + length] = sources[tensor][start : start + length]
-    prepare_moves(sources, _segments(*data.draw(st.permutations(rows))), target)()
+    move(sources, _segments(*data.draw(st.permutations(rows))), target)
     assert torch.equal(target, expected)
 
 
@@ -116,7 +117,7 @@ def test_a_segment_beyond_its_source_or_target_moves_nothing_at_all(row: tuple[i
     source = torch.arange(8 * step, dtype=torch.uint8)[::step]
     data = torch.zeros(16, dtype=torch.uint8)
     with pytest.raises(ValueError, match="does not hold what was planned"):
-        prepare_moves((source,), _segments((0, 0, 0, 8), row), data)()
+        move((source,), _segments((0, 0, 0, 8), row), data)
     assert not data.any()
 
 
@@ -126,4 +127,46 @@ def test_a_tensor_whose_storage_was_freed_is_an_error_and_not_the_end_of_the_pro
     source = whole[first:]
     whole.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match="does not hold what was planned"):
-        prepare_moves((source,), _segments((0, 0, 0, 4)), torch.zeros(4, dtype=torch.uint8))()
+        move((source,), _segments((0, 0, 0, 4)), torch.zeros(4, dtype=torch.uint8))
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")
+@pytest.mark.parametrize("dtype", [dtype for dtype in _DTYPES if dtype is not torch.bool], ids=str)
+@pytest.mark.parametrize("step", [1, 2])
+def test_joined_tensors_arrive_side_by_side_bit_for_bit_and_touch_nothing_else(dtype: torch.dtype, step: int) -> None:
+    pattern = torch.arange(256, dtype=torch.uint8).repeat(dtype.itemsize)
+    wholes = [torch.roll(pattern, shift).view(dtype) for shift in (0, 1, 77)]
+    # Of every second length the kernels of torch take another way.
+    sources = tuple(whole[: length * step : step] for whole, length in zip(wholes, (1, 128, 37), strict=True))
+    expected = torch.cat([tensor_bytes(source) for source in sources])
+    data = torch.full((len(expected) + 2 * dtype.itemsize,), 170, dtype=torch.uint8)
+    assert join(sources, dtype, data[dtype.itemsize : -dtype.itemsize])
+    assert torch.equal(data[dtype.itemsize : -dtype.itemsize], expected)
+    assert {*data[: dtype.itemsize].tolist(), *data[-dtype.itemsize :].tolist()} == {170}
+
+
+@pytest.mark.parametrize("dtype", _NAN_PATTERNS, ids=str)
+def test_the_payload_of_a_nan_arrives_in_a_joined_tensor(dtype: torch.dtype) -> None:
+    integers, patterns = _NAN_PATTERNS[dtype]
+    source = torch.tensor(patterns, dtype=integers).view(dtype)
+    target = torch.zeros(3 * source.nbytes, dtype=torch.uint8)
+    assert join((source, source, source), dtype, target)
+    assert target.view(integers).tolist() == 3 * patterns
+
+
+def test_what_cannot_be_joined_is_left_alone() -> None:
+    freed = torch.ones(4)
+    freed.untyped_storage().resize_(0)
+    data = torch.zeros(40, dtype=torch.uint8)
+    assert not join((torch.ones(8, dtype=torch.bool),), torch.bool, data[:8])
+    assert not join((torch.ones(4), freed), torch.float32, data[:32])
+    assert not join((torch.ones(4), torch.ones(4, device="meta")), torch.float32, data[:32])
+    assert not join((torch.ones(4),), torch.float32, data[2:18])
+    assert not data.any()
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized:UserWarning")
+@pytest.mark.parametrize("length", [3, 5])
+def test_tensors_that_are_not_as_long_as_their_place_are_an_error(length: int) -> None:
+    with pytest.raises(ValueError, match="do not hold the 32 that were planned"):
+        join((torch.ones(4), torch.ones(length)), torch.float32, torch.zeros(40, dtype=torch.uint8)[:32])

@@ -5,35 +5,52 @@ from itertools import islice
 
 import torch
 
-from rollcast.producer.mover import prepare_moves
-from rollcast.producer.plan import ShardPlan
+from rollcast.producer.mover import join, move
+from rollcast.producer.plan import PlannedColumn, ShardPlan
 from rollcast.schemas.tensors import tensor_bytes
 
 _Sent = tuple[int, int, int]
 """Offset in the file's data, offset in the stream of a peer's own bytes, size."""
 
 
-def prepare_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> Callable[[], int]:
-    """Returns a function that copies what this rank holds to its final place, and returns the number of bytes.
+def copy_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> int:
+    """Copies what this rank holds to its final place; returns the number of bytes.
 
     Args:
         plan: the shard.
         rank: this rank's place among the context-parallel peers.
         data: the bytes of the tensor file, uint8.
     """
-    segments = plan.records.segments(rank)
-    move = prepare_moves(plan.sources, segments, data)
+    sources: list[torch.Tensor] = []
+    others: list[PlannedColumn] = []
+    first = copied = 0
+    for column in plan.records.columns:
+        own = plan.sources[first : first + len(column.sizes)]
+        first += len(own)
+        if _is_one_run(column, rank) and join(own, column.dtypes[0], target := _place_of(column, data)):
+            copied += target.nbytes
+        else:
+            sources += own
+            others.append(column)
+    if sources:
+        segments = plan.records.segments(rank, others)
+        move(sources, segments, data)
+        copied += int(segments.sizes.sum())
+    return copied
 
-    def copy() -> int:
-        move()
-        return int(segments.sizes.sum())
 
-    return copy
+def _is_one_run(column: PlannedColumn, rank: int) -> bool:
+    """Returns whether a rank copies all of a column, which looks like one tensor of one dimension."""
+    return (
+        column.owners is not None
+        and {*column.owners} == {rank}
+        and len({*column.dtypes}) == 1
+        and {*map(len, column.shapes)} == {1}
+    )
 
 
-def copy_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> int:
-    """Does what `prepare_own` prepares, at once."""
-    return prepare_own(plan, rank, data)()
+def _place_of(column: PlannedColumn, data: torch.Tensor) -> torch.Tensor:
+    return data[column.offsets[0] : column.offsets[-1] + column.sizes[-1]]
 
 
 def send_own(plan: ShardPlan, rank: int, send: Callable[[torch.Tensor], None], bucket_bytes: int) -> int:

@@ -2,7 +2,7 @@
 
 import ctypes
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from operator import attrgetter
 from typing import Any
@@ -23,10 +23,34 @@ _PORTABLE = 1
 _side_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
-def prepare_moves(sources: Sequence[torch.Tensor], segments: Segments, data: torch.Tensor) -> Callable[[], None]:
-    """Returns a function that copies segments of the sources to their places, and returns when all bytes are there.
+def join(sources: tuple[torch.Tensor, ...], dtype: torch.dtype, target: torch.Tensor) -> bool:
+    """Copies whole tensors to the target, side by side, in one call; tells whether it could, and has.
 
-    Until it was called no source may be resized or freed.
+    It cannot where one is on a device or has no bytes, and where torch would make other bytes or has no place for them.
+
+    Args:
+        sources: with one dimension each.
+        dtype: of each.
+        target: uint8, on the CPU, as many bytes.
+
+    Raises:
+        ValueError: the sources are not as many bytes.
+    """
+    # It makes 1 of every other byte than 0 in a bool.
+    if dtype is torch.bool or target.storage_offset() % dtype.itemsize or not all(map(_IS_CPU, sources)):
+        return False
+    # A tensor whose storage was freed (`resize_(0)`) keeps its size; reading it would end the process.
+    if not all(map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, sources))):
+        return False
+    out = target.view(dtype)
+    torch.cat(sources, out=out)
+    if out.nbytes != target.nbytes:
+        raise ValueError(f"tensors of {out.nbytes} bytes do not hold the {target.nbytes} that were planned")
+    return True
+
+
+def move(sources: Sequence[torch.Tensor], segments: Segments, data: torch.Tensor) -> None:
+    """Copies segments of the sources to their places; returns when all bytes are there.
 
     From a CUDA device the copies go through a stream of their own, after what the device's current stream has to do,
     and are waited for once, at the end; into pinned memory (`pin`) the device writes by itself.
@@ -53,14 +77,9 @@ def prepare_moves(sources: Sequence[torch.Tensor], segments: Segments, data: tor
     addresses = addresses[segments.tensors]
     plain = addresses != 0
     targets, starts, sizes = data.data_ptr() + segments.targets, addresses + segments.starts, segments.sizes
-    lists = [array[plain].tolist() for array in (targets, starts, sizes)]
-
-    def move_all() -> None:
-        deque(map(ctypes.memmove, *lists), maxlen=0)
-        if not plain.all():
-            _copy_others(sources, segments, plain, data)
-
-    return move_all
+    deque(map(ctypes.memmove, *(array[plain].tolist() for array in (targets, starts, sizes))), maxlen=0)
+    if not plain.all():
+        _copy_others(sources, segments, plain, data)
 
 
 def _copy_others(

@@ -27,7 +27,7 @@ from rollcast.schemas.shards import is_per_sample, places, sample_count
 from rollcast.schemas.tensors import Replaced, are_scalars, dtype_name, extract_tensors, item_count, normalise
 
 # Not comprehensions: these are read of thousands of tensors, on the training thread.
-_SHAPE, _DTYPE, _NBYTES = attrgetter("shape"), attrgetter("dtype"), attrgetter("nbytes")
+_SHAPE, _DTYPE, _DIMENSIONS = attrgetter("shape"), attrgetter("dtype"), attrgetter("ndim")
 _ITEM_BYTES = attrgetter("itemsize")
 
 _ONE_PER_SAMPLE = ("tokens", "total_lengths", "loss_masks")
@@ -134,23 +134,25 @@ class ShardRecords:
     sample_indices: tuple[int | None, ...]
     replaced_values: int
 
-    def segments(self, rank: int | None) -> Segments:
+    def segments(self, rank: int | None, columns: Sequence[PlannedColumn] | None = None) -> Segments:
         """Returns what a rank copies; every peer can tell it of every other.
 
         Args:
             rank: context-parallel rank; None for what no rank holds, which must read as zero.
+            columns: only those of these columns, whose tensors are counted from 0.
         """
-        offsets = np.array([*chain.from_iterable([column.offsets for column in self.columns])], np.int64)
-        sizes = np.array([*chain.from_iterable([column.sizes for column in self.columns])], np.int64)
-        owners = [column.owners or [_SPLIT] * len(column.sizes) for column in self.columns]
+        columns = self.columns if columns is None else columns
+        offsets = np.array([*chain.from_iterable([column.offsets for column in columns])], np.int64)
+        sizes = np.array([*chain.from_iterable([column.sizes for column in columns])], np.int64)
+        owners = [column.owners or [_SPLIT] * len(column.sizes) for column in columns]
         own = np.flatnonzero(np.array([*chain.from_iterable(owners)], np.int64) == (_NOBODY if rank is None else rank))
         found = [np.stack([own, offsets[own], np.zeros_like(own), sizes[own]])]
         if self.cuts is not None:
             slots, low, held, rows = self.cuts.runs(rank)
-            firsts = accumulate([len(column.sizes) for column in self.columns], initial=0)
-            split = [first for first, column in zip(firsts, self.columns, strict=False) if column.owners is None]
+            firsts = accumulate([len(column.sizes) for column in columns], initial=0)
+            split = [first for first, column in zip(firsts, columns, strict=False) if column.owners is None]
             # Each run of each split column.
-            tensors = np.add.outer(split, slots)
+            tensors = np.add.outer(np.array(split, np.int64), slots)
             row_bytes = sizes[tensors] // np.maximum(self.cuts.responses[slots], 1)
             runs = [tensors, offsets[tensors] + low * row_bytes, held * row_bytes, rows * row_bytes]
             found.append(np.stack(runs).reshape(4, -1))
@@ -311,20 +313,20 @@ class _Builder:
         *,
         of_response: bool = False,
     ) -> None:
-        shapes: list[tuple[int, ...]] = [*map(_SHAPE, tensors)]
-        dimensions = [*map(len, shapes)]
+        dimensions = [*map(_DIMENSIONS, tensors)]
         if max(dimensions, default=0) > MAX_DIMENSIONS:
             raise RolloutDataError(f"{name!r} has {max(dimensions)} dimensions; at most {MAX_DIMENSIONS} travel")
         dtypes: list[torch.dtype] = [*map(_DTYPE, tensors)]
-        owners: list[int] | None = None
-        if of_response and self._is_split(name, shapes):
-            # The whole, not what this rank holds of it. Nearly always one value a token, and quicker then.
-            flat = {*dimensions} == {1}
-            shapes = [*zip(self._rows, strict=True)] if flat else [*map(_whole, self._rows, shapes)]
-            sizes = [*map(mul, self._rows if flat else map(prod, shapes), map(_ITEM_BYTES, dtypes))]
-        else:
-            sizes = [*map(_NBYTES, tensors)]
-            owners = self._owners(sizes)
+        # Nearly always one value a token, and quicker then.
+        flat = {*dimensions} == {1}
+        shapes: list[tuple[int, ...]] = [*(zip(map(torch.Tensor.numel, tensors)) if flat else map(_SHAPE, tensors))]
+        is_split = of_response and self._is_split(name, shapes)
+        if is_split:
+            # The whole, not what this rank holds of it.
+            shapes = [*(zip(self._rows) if flat else map(_whole, self._rows, shapes))]
+        counts = chain.from_iterable(shapes) if flat else map(prod, shapes)
+        sizes = [*map(mul, counts, map(_ITEM_BYTES, dtypes))]
+        owners = None if is_split else self._owners(sizes)
         offsets = [*accumulate(sizes, initial=self.data_bytes)]
         self.data_bytes = offsets.pop()
         self.sources += tensors

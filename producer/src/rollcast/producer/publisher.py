@@ -13,7 +13,7 @@ from rollcast.producer.committer import CommitJob
 from rollcast.producer.config import PublisherConfig
 from rollcast.producer.context_parallel import ContextLayout
 from rollcast.producer.control import Control, Refusal, Vote, decide, vote_for
-from rollcast.producer.copy import copy_own, prepare_own
+from rollcast.producer.copy import copy_own
 from rollcast.producer.errors import ControlError, ProducerError, RolloutDataError
 from rollcast.producer.gather import receive_pieces, send_pieces
 from rollcast.producer.parallel import current_layout
@@ -200,8 +200,9 @@ class Publisher:
             message = [Vote.READY, prepared.plan.digest, number]
         try:
             messages = self._control.start_exchange(message)
-            # While they travel.
-            copy = self._prepare_copy(prepared)
+            # While they travel; should the rollout be refused, its bundle is thrown away.
+            copied = self._copy(prepared)
+            watch.lap("copy")
             refusal = decide(self._control.members, messages())
         except ControlError:
             _discard(prepared)
@@ -213,9 +214,12 @@ class Publisher:
         self._seen.add(number)
         plan, bundle = prepared.plan, prepared.bundle
         try:
-            if isinstance(copy, Exception):
-                raise copy
-            copied = self._send_and_receive(plan, bundle) if copy is None else self._copy_in_place(copy, bundle)
+            # Before anything of this rank can fail: nobody must be left sending.
+            sent = 0 if self._session.in_place else self._send_or_receive(plan, bundle)
+            if isinstance(copied, Exception):
+                raise copied
+            if bundle is not None:
+                bundle.mark_filled(self._layout.context_parallel_rank)
         except ControlError:
             _discard(prepared)
             raise
@@ -229,7 +233,7 @@ class Publisher:
             fillers = self._layout.context_parallel_size if self._session.in_place else 1
             shard = self._session.closing_event(number, plan)
             self._committer.submit(CommitJob(name=name, content=plan.records, shard=shard, peers=fillers))
-        return PublishResult(status=PublishStatus.PUBLISHED, copied_bytes=copied, raw_bytes=plan.data_bytes)
+        return PublishResult(status=PublishStatus.PUBLISHED, copied_bytes=copied + sent, raw_bytes=plan.data_bytes)
 
     def _publish_alone(self, stream_kind: str, make_data: Callable[[], Mapping[str, Any]]) -> PublishResult:
         self._check_spool()
@@ -288,30 +292,22 @@ class Publisher:
         if self._layout.is_writer:
             self._counters.dropped(kind)
 
-    def _prepare_copy(self, prepared: _Prepared | Exception) -> Callable[[], int] | Exception | None:
-        """Returns what copies in place, None where there is nothing of the kind; never raises, for peers may wait."""
-        if isinstance(prepared, Exception) or prepared.bundle is None or not self._session.in_place:
-            return None
+    def _copy(self, prepared: _Prepared | Exception) -> int | Exception:
+        """Copies what this rank holds into its bundle, if it has one; never raises, for peers may wait."""
+        if isinstance(prepared, Exception) or prepared.bundle is None:
+            return 0
         try:
-            return prepare_own(prepared.plan, self._layout.context_parallel_rank, prepared.bundle.file.data)
+            return copy_own(prepared.plan, self._layout.context_parallel_rank, prepared.bundle.file.data)
         except Exception as exc:  # noqa: BLE001  # whatever it is, this rollout alone is lost
             return exc
 
-    def _copy_in_place(self, copy: Callable[[], int], bundle: BundleWriter | None) -> int:
-        assert bundle is not None  # noqa: S101  # every peer made one
-        copied = copy()
-        bundle.mark_filled(self._layout.context_parallel_rank)
-        return copied
-
-    def _send_and_receive(self, plan: ShardPlan, bundle: BundleWriter | None) -> int:
+    def _send_or_receive(self, plan: ShardPlan, bundle: BundleWriter | None) -> int:
+        """Sends what this rank holds to its writer, or takes what the peers of this writer hold; returns bytes sent."""
         bucket_bytes = self._config.gather_bucket_bytes
         if bundle is None:
             return send_pieces(plan, self._layout, self._control, bucket_bytes)
-        # Before anything of this rank can fail: nobody must be left sending.
         receive_pieces(plan, self._layout, self._control, bundle.file.data, bucket_bytes)
-        copied = copy_own(plan, 0, bundle.file.data)
-        bundle.mark_filled(0)
-        return copied
+        return 0
 
     def _refuse(self, name: BundleName, refusal: Refusal, prepared: _Prepared | Exception) -> PublishResult:
         error = prepared if isinstance(prepared, Exception) else None

@@ -50,8 +50,8 @@ class PublishResult:
         stall_s: seconds that the training thread spent; the four below are its parts.
         prepare_s: of these, planning the bundle and reserving its file.
         room_s: waiting for room in the spool.
-        agree_s: in the collective, peers that came late included; the copies are prepared meanwhile.
-        copy_s: copying, or sending where peers cannot share the spool.
+        agree_s: waiting for the peers' votes after the copy, peers that came late included.
+        copy_s: copying, and sending where peers cannot share the spool.
         copied_bytes: bytes that this rank copied.
         raw_bytes: tensor bytes of the whole shard.
         reason: why it was not published.
