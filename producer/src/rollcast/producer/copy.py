@@ -40,7 +40,7 @@ def copy_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> int:
 
 
 def _is_one_run(column: PlannedColumn, rank: int) -> bool:
-    """Returns whether a rank copies all of a column, which looks like one tensor of one dimension."""
+    """Returns whether a rank copies all of a column, in tensors of one dtype and one dimension."""
     return (
         column.owners is not None
         and {*column.owners} == {rank}

@@ -4,6 +4,7 @@ It is made on the training thread, for a thousand tensors and more: what need no
 """
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain
@@ -91,7 +92,7 @@ class PlannedColumn:
     Attributes:
         name: of the column.
         plain: by slot, the values that are no tensors; a `TensorRef` in them stands for the tensor of that leaf.
-        slots: slot of each tensor.
+        slots: slot of each tensor, in ascending order.
         leaves: leaf of each tensor.
         dtypes: dtype of each tensor.
         shapes: shape of each whole tensor.
@@ -112,8 +113,15 @@ class PlannedColumn:
 
     def tensors(self) -> Iterator[PlannedTensor]:
         """Yields the tensors in file order."""
+        return self._tensors(slice(None))
+
+    def tensors_of(self, slot: int) -> Iterator[PlannedTensor]:
+        """Yields those of one slot."""
+        return self._tensors(slice(bisect_left(self.slots, slot), bisect_right(self.slots, slot)))
+
+    def _tensors(self, which: slice) -> Iterator[PlannedTensor]:
         lists = (self.slots, self.leaves, self.dtypes, self.shapes, self.sizes, self.offsets)
-        return (PlannedTensor(*values) for values in zip(*lists, strict=True))
+        return map(PlannedTensor, *(each[which] for each in lists))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -28,6 +28,7 @@ _libc = ctypes.CDLL(None)
 _JSON_BYTES_A_CHARACTER = 12
 _JSON_BYTES_A_NUMBER = 21
 _JSON_BYTES_AN_ENTRY = 160
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
 _SAFETENSORS_NAMES = {
     torch.bool: "BOOL",
     torch.uint8: "U8",
@@ -61,18 +62,22 @@ def head_size(columns: Sequence[PlannedColumn]) -> int:
 
 def head_for(columns: Sequence[PlannedColumn]) -> bytes:
     """Returns the file's head, length field included; dtypes that the format lacks are listed as bytes."""
-    entries = {}
+    length = head_size(columns) - HEAD_LENGTH_BYTES
+    text = f"{{{','.join(_entries(columns))}}}".encode().ljust(length)
+    return length.to_bytes(HEAD_LENGTH_BYTES, "little") + text
+
+
+def _entries(columns: Sequence[PlannedColumn]) -> Iterator[str]:
+    # Text at once: thousands of objects would have the garbage collector walk through the whole trainer.
     for column in columns:
         for tensor in column.tensors():
             dtype = _SAFETENSORS_NAMES.get(tensor.dtype)
-            entries[f"{tensor.slot}.{tensor.leaf}.{column.name}"] = {
+            entry = {
                 "dtype": dtype or "U8",
                 "shape": list(tensor.shape) if dtype else [tensor.size],
                 "data_offsets": [tensor.offset, tensor.offset + tensor.size],
             }
-    length = head_size(columns) - HEAD_LENGTH_BYTES
-    text = json.dumps(entries, separators=(",", ":")).encode().ljust(length)
-    return length.to_bytes(HEAD_LENGTH_BYTES, "little") + text
+            yield f"{_to_json(f'{tensor.slot}.{tensor.leaf}.{column.name}')}:{_to_json(entry)}"
 
 
 def finish_tensor_file(path: Path, records: ShardRecords) -> None:

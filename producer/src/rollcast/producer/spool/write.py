@@ -4,8 +4,8 @@ import contextlib
 import errno
 import os
 import shutil
-from collections import defaultdict
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import fastavro
@@ -100,10 +100,10 @@ def commit_bundle(
     filling.mkdir(parents=True, exist_ok=True)
     if content is not None:
         finish_tensor_file(filling / TENSORS_NAME, content)
-    slots = [] if content is None else _slot_records(content, shard)
     metadata = {} if content is None else {DIGEST_KEY: tensors_digest(filling / TENSORS_NAME)}
-    events: list[SamplePart | DpShard] = [*slots, shard]
-    records = [(f"rollcast.{type(event).__name__}", event_to_avro(event)) for event in events]
+    # One at a time: thousands of objects at once would have the garbage collector walk through the whole trainer.
+    events: Iterator[SamplePart | DpShard] = chain(() if content is None else _slot_records(content, shard), (shard,))
+    records = ((f"rollcast.{type(event).__name__}", event_to_avro(event)) for event in events)
     with (filling / RECORDS_NAME).open("wb") as file:
         fastavro.writer(file, record_schema(), records, metadata=metadata)
     for mark in filling.glob(f"{_FILLED}*"):
@@ -132,7 +132,6 @@ def _fsync(path: Path) -> None:
 
 
 def _slot_records(content: ShardRecords, shard: DpShard) -> Iterator[SamplePart]:
-    columns = _columns_by_slot(content)
     for slot in [*range(len(content.positions)), SHARD_SLOT]:
         own = slot == SHARD_SLOT
         yield SamplePart(
@@ -146,16 +145,15 @@ def _slot_records(content: ShardRecords, shard: DpShard) -> Iterator[SamplePart]
             sample_index=None if own else content.sample_indices[slot],
             part=0,
             part_count=1,
-            columns=tuple(columns[slot]),
+            columns=tuple(_columns_of(content, slot)),
         )
 
 
-def _columns_by_slot(content: ShardRecords) -> defaultdict[int, list[Column]]:
-    columns: defaultdict[int, list[Column]] = defaultdict(list)
+def _columns_of(content: ShardRecords, slot: int) -> Iterator[Column]:
     for column in content.columns:
-        for slot, value in column.plain.items():
-            columns[slot].append(Column(column.name, 0, value))
-        for tensor in column.tensors():
+        if slot in column.plain:
+            yield Column(column.name, 0, column.plain[slot])
+        for tensor in column.tensors_of(slot):
             in_spool = TensorSlice(
                 dtype=dtype_name(tensor.dtype),
                 shape=tuple(tensor.shape),
@@ -165,5 +163,4 @@ def _columns_by_slot(content: ShardRecords) -> defaultdict[int, list[Column]]:
                 codec=SPOOL,
                 data=b"",
             )
-            columns[tensor.slot].append(Column(column.name, tensor.leaf, in_spool))
-    return columns
+            yield Column(column.name, tensor.leaf, in_spool)
