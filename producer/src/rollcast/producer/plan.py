@@ -92,7 +92,7 @@ class PlannedColumn:
     Attributes:
         name: of the column.
         plain: by slot, the values that are no tensors; a `TensorRef` in them stands for the tensor of that leaf.
-        slots: slot of each tensor, in ascending order.
+        slots: slot of each tensor, in ascending order; a range, from 0, where each slot has one.
         leaves: leaf of each tensor.
         dtypes: dtype of each tensor.
         shapes: shape of each whole tensor.
@@ -117,6 +117,8 @@ class PlannedColumn:
 
     def tensors_of(self, slot: int) -> Iterator[PlannedTensor]:
         """Yields those of one slot."""
+        if isinstance(self.slots, range):
+            return self._tensors(slice(max(slot, 0), slot + 1))
         return self._tensors(slice(bisect_left(self.slots, slot), bisect_right(self.slots, slot)))
 
     def _tensors(self, which: slice) -> Iterator[PlannedTensor]:

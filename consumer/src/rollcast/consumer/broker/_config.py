@@ -29,7 +29,7 @@ class BrokerConfig:
     """Port on 127.0.0.1; None: a free one, kept over restarts of the same object."""
     heap_mb: int = 512
     """Upper bound of the JVM's heap; the process takes about 150 MB beyond it."""
-    start_timeout_s: float = 60.0
+    start_timeout_s: float = 120.0
     """Seconds from the start of the process until it must answer clients."""
     properties: Mapping[str, str] = field(default_factory=dict)
     """Further Kafka server properties; they win over Rollcast's own, but for listeners, quorum and folders."""
