@@ -1,13 +1,11 @@
 """The background thread of a rank: commits filled bundles, keeps a shipper alive, prepares memory for the next one."""
 
-import contextlib
 import logging
-import os
 import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +23,7 @@ from rollcast.schemas.events import TRAIN_STREAM, DpShard
 
 _LOOK_EVERY_S = 0.005
 _TEND_EVERY_S = 1.0
-_NICE = 10
+_PEERS_COPY_S = 0.05
 
 _log = logging.getLogger("rollcast.producer")
 
@@ -39,12 +37,14 @@ class CommitJob:
         content: its records; None where the rollout was dropped.
         shard: the closing event, digests and part counts still empty.
         peers: context-parallel peers that must have filled their part.
+        submitted_at: on the monotonic clock.
     """
 
     name: BundleName
     content: ShardRecords | None
     shard: DpShard
     peers: int
+    submitted_at: float = field(default_factory=time.monotonic)
 
 
 class _PeerError(SpoolError):
@@ -101,9 +101,6 @@ class Committer:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            # Training goes first: the peers may still be copying on the same cores.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         while True:
             try:
                 job = self._jobs.get(timeout=_TEND_EVERY_S)
@@ -115,6 +112,9 @@ class Committer:
             if job is None:
                 self._record()
                 return
+            # The peers may still be copying, on the same cores. Not with a lower priority: who waits for a core and
+            # has the interpreter lock keeps it from the training thread meanwhile.
+            time.sleep(max(0.0, job.submitted_at + _PEERS_COPY_S - time.monotonic()))
             self._try("take a rollout", partial(self._commit_or_drop, job))
             self._has_committed = True
             with self._lock:
