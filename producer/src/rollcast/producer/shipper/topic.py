@@ -17,6 +17,7 @@ from aiokafka.errors import (
 )
 
 from rollcast.producer.errors import ShipperRefusedError
+from rollcast.producer.shipper.cancellation import pass_on_cancellation
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.safety import BATCH_OVERHEAD_BYTES, dangers
 from rollcast.schemas.kafka_access import KafkaRefusedError, explain
@@ -80,6 +81,7 @@ class RecordsTopic:
             return int(settings.get("max.message.bytes", _DEFAULT_MAX_MESSAGE_BYTES))
         finally:
             await admin.close()
+            pass_on_cancellation()
 
     async def _explain(self) -> str:
         try:
