@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from importlib.metadata import version
 from pathlib import Path
 
 from rollcast.producer.errors import ProducerError, ShipperRefusedError
@@ -75,6 +76,12 @@ def _parser() -> argparse.ArgumentParser:
         "refuses the login, or has no such topic and may not create it. What is not shipped waits in its spool.",
     )
     add = parser.add_argument
+    add(
+        "--version",
+        action="version",
+        version=f"%(prog)s {version('rollcast')}",
+        help="show the version and exit",
+    )
     add(
         "--spool",
         type=Path,
