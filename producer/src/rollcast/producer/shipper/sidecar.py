@@ -93,7 +93,8 @@ class Sidecar:
             )
             threads = stack.enter_context(ThreadPoolExecutor(config.compress_threads, "rollcast-cut"))
             health = Health(self._topic, self._shipping, asyncio.get_running_loop())
-            stack.enter_context(serving(config.metrics_host, config.metrics_port, health, registry_of(self._shipping)))
+            registry = registry_of(list(owned), self._shipping)
+            stack.enter_context(serving(config.metrics_host, config.metrics_port, health, registry))
             try:
                 await self._topic.prepare()
             except (KafkaError, OSError) as exc:

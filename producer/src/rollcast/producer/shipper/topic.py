@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -38,6 +39,20 @@ class RecordsTopic:
         self._config, self._name = config, config.topics.records
         self.is_found = False
         self._warned = False
+        self._since = self._answered_at = time.monotonic()
+        self._answer = "no answer yet"
+
+    @property
+    def absence(self) -> str | None:
+        """Why Kafka has not let this process in so far, and what to check; None once it has."""
+        if self.is_found:
+            return None
+        now = time.monotonic()
+        return (
+            f"Kafka at {self._config.bootstrap_servers} has not let it in since it started {now - self._since:.0f} s "
+            f"ago ({now - self._answered_at:.0f} s ago: {self._answer}): check that it runs, that --bootstrap is its "
+            "address as seen from this machine, and ROLLCAST_SECURITY_PROTOCOL"
+        )
 
     async def prepare(self) -> int:
         """Makes sure that the topic is there; returns the largest batch that it takes.
@@ -52,9 +67,17 @@ class RecordsTopic:
             async with asyncio.timeout(timeout_s):
                 limit = await self._prepare()
         except TimeoutError as exc:
-            raise KafkaTimeoutError(f"no answer within {timeout_s:g} s") from exc
+            late = KafkaTimeoutError(f"no answer within {timeout_s:g} s")
+            self._note(late)
+            raise late from exc
+        except Exception as exc:
+            self._note(exc)
+            raise
         self.is_found = True
         return limit
+
+    def _note(self, error: Exception) -> None:
+        self._answer, self._answered_at = str(error) or type(error).__name__, time.monotonic()
 
     async def _prepare(self) -> int:
         admin: Any = AIOKafkaAdminClient(
