@@ -35,6 +35,9 @@ _log = logging.getLogger("rollcast.ship")
 class Sidecar:
     """Ships several spools side by side. One that is not there yet is waited for; one that has a shipper is left to it.
 
+    Attributes:
+        found: set when Kafka has let this process in, and has the topic.
+
     Args:
         config: of the shippers.
         folders: the spools.
@@ -43,6 +46,7 @@ class Sidecar:
     def __init__(self, config: ShipperConfig, folders: Sequence[Path]) -> None:
         self._config, self._folders = config, folders
         self._topic = RecordsTopic(config)
+        self.found = self._topic.found
         self._shipping: list[tuple[SpoolFolder, ShipperStats]] = []
         self._stopping = asyncio.Event()
 

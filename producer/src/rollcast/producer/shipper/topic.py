@@ -32,15 +32,20 @@ class RecordsTopic:
     """Looks after the records topic for all spools of a shipper.
 
     Attributes:
-        is_found: Kafka has let this process in, and has the topic.
+        found: set when Kafka has let this process in, and has the topic.
     """
 
     def __init__(self, config: ShipperConfig) -> None:
         self._config, self._name = config, config.topics.records
-        self.is_found = False
+        self.found = asyncio.Event()
         self._warned = False
         self._since = self._answered_at = time.monotonic()
         self._answer = "no answer yet"
+
+    @property
+    def is_found(self) -> bool:
+        """Whether Kafka has let this process in, and has the topic."""
+        return self.found.is_set()
 
     @property
     def absence(self) -> str | None:
@@ -73,7 +78,7 @@ class RecordsTopic:
         except Exception as exc:
             self._note(exc)
             raise
-        self.is_found = True
+        self.found.set()
         return limit
 
     def _note(self, error: Exception) -> None:
