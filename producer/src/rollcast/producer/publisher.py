@@ -117,6 +117,9 @@ class Publisher:
     @property
     def stats(self) -> PublisherStats:
         """What this rank has published, dropped and waited so far, and what the spool held when it was looked at."""
+        # Before the first rollout and after the end no thread looks; a forked child may have no lock that is free.
+        if self._quota is not None and os.getpid() == self._process:
+            self._quota.measure_if_overdue()
         return self._counters.snapshot(self._quota)
 
     def close(self, timeout_s: float) -> bool:
