@@ -208,8 +208,8 @@ class Publisher:
             copied = self._copy(prepared)
             watch.lap("copy")
             refusal = decide(self._control.members, messages())
-        except ControlError:
-            _discard(prepared)
+        except ControlError as exc:
+            self._lose_peers(name, prepared, exc)
             raise
         watch.lap("agree")
         if refusal is not None:
@@ -224,8 +224,8 @@ class Publisher:
                 raise copied
             if bundle is not None:
                 bundle.mark_filled(self._layout.context_parallel_rank)
-        except ControlError:
-            _discard(prepared)
+        except ControlError as exc:
+            self._lose_peers(name, prepared, exc)
             raise
         except Exception as exc:  # noqa: BLE001  # whatever it is, this rollout alone is lost
             return self._give_up(name, bundle, exc)
@@ -336,6 +336,13 @@ class Publisher:
             bundle.mark_failed(self._layout.context_parallel_rank, reason)
         self._announce_drop(name, reason)
         return self._dropped(name, DropReason.NOT_COPIED, reason, error)
+
+    def _lose_peers(self, name: BundleName, prepared: _Prepared | Exception, error: ControlError) -> None:
+        """Gives up a rollout whose peers are gone; the writers that are left say so, so that no consumer waits."""
+        _discard(prepared)
+        is_repeat = isinstance(prepared, Exception) and name.rollout_id in self._seen
+        if self._disabled is None and name.rollout_id >= 0 and not is_repeat:
+            self._announce_drop(name, str(error))
 
     def _announce_drop(self, name: BundleName, reason: str) -> None:
         if self._layout.is_writer:
