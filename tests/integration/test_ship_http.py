@@ -21,6 +21,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fixtures.installation import until
+from fixtures.proxy import proxy_to
 from fixtures.shipping import SHIP, publish, ship_process
 from rollcast.consumer.broker import Broker
 from rollcast.consumer.broker._ports import free_ports
@@ -97,7 +98,9 @@ def test_a_taken_metrics_port_is_one_sentence(broker: Broker, tmp_path: Path, pr
 
 
 @asynccontextmanager
-async def _sidecar(bootstrap: str, prefix: str, *spools: Path, host: str = "127.0.0.1") -> AsyncIterator[str]:
+async def _sidecar(
+    bootstrap: str, prefix: str, *spools: Path, host: str = "127.0.0.1", request_timeout_ms: int = 30_000
+) -> AsyncIterator[str]:
     """Runs a sidecar in this process; yields the beginning of its URLs."""
     (port,) = free_ports(1)
     config = ShipperConfig(
@@ -105,6 +108,7 @@ async def _sidecar(bootstrap: str, prefix: str, *spools: Path, host: str = "127.
         topics=Topics(prefix),
         partitions=1,
         retry_max_s=0.2,
+        request_timeout_ms=request_timeout_ms,
         metrics_port=port,
         metrics_host=host,
     )
@@ -159,6 +163,21 @@ async def test_a_kafka_that_never_answered_is_told_with_its_address_since_when_a
     )
     check = ": check that it runs, that --bootstrap is its address as seen from this machine, and "
     assert re.fullmatch(f"{since}{check}ROLLCAST_SECURITY_PROTOCOL\n", text)
+
+
+async def test_a_kafka_that_answers_later_is_found_before_a_spool_comes(
+    broker: Broker, tmp_path: Path, prefix: str
+) -> None:
+    async with proxy_to(broker.bootstrap_servers) as proxy:
+        proxy.stall(also_new=True)
+        address = f"127.0.0.1:{proxy.port}"
+        async with _sidecar(address, prefix, tmp_path / "later", request_timeout_ms=1_000) as url:
+            text = ""
+            while f"Kafka at {address}" not in text or "no answer yet" in text:
+                _, text = await asyncio.to_thread(_get, f"{url}/readyz")
+            proxy.stall()
+            while text != "ok\n":
+                _, text = await asyncio.to_thread(_get, f"{url}/readyz")
 
 
 async def test_a_spool_that_is_not_there_yet_has_all_series(tmp_path: Path, prefix: str) -> None:

@@ -1,6 +1,7 @@
 """One process over one or several spools."""
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Coroutine, Sequence
@@ -103,8 +104,11 @@ class Sidecar:
                 await self._topic.prepare()
             except (KafkaError, OSError) as exc:
                 _log.warning("Kafka at %s does not answer yet (%s); bundles wait", config.bootstrap_servers, exc)
+            work = [self._ship(folder, own, threads) for folder, own in owned.items()]
+            if None in owned.values():
+                work.append(self._reach_kafka())
             with Summary(self._shipping):
-                await _all([self._ship(folder, own, threads) for folder, own in owned.items()])
+                await _all(work)
             _log.info("no spool has bundles or trainers any more")
 
     def _is_there(self, folder: Path) -> bool:
@@ -132,6 +136,13 @@ class Sidecar:
             shipper = Shipper(spool, self._config, self._topic, threads)
             self._shipping.append((spool, shipper.stats))
             await shipper.run()
+
+    async def _reach_kafka(self) -> None:
+        """Asks Kafka until it has let this process in; shippers do so too, but there is none before a spool comes."""
+        while not self._topic.is_found:
+            await asyncio.sleep(self._config.retry_max_s)
+            with contextlib.suppress(KafkaError, OSError):
+                await self._topic.prepare()
 
     async def _await_spool(self, folder: Path) -> tuple[SpoolFolder, IO[bytes]]:
         told = ""
