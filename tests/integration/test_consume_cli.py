@@ -432,3 +432,23 @@ async def test_a_signal_while_the_daemon_still_starts_is_a_graceful_stop(tmp_pat
 
     assert process.returncode == 0, log
     assert "stopping" in log
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+def test_what_the_kafka_client_says_of_an_unreachable_broker_is_shown_when_debugging_alone(
+    level: str, tmp_path: Path
+) -> None:
+    options = [
+        "--bootstrap=127.0.0.1:1",
+        f"--dump-path={tmp_path}/{{run_id}}/{{rollout_id}}.pt",
+        "--connect-timeout-s=0.5",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "rollcast.consumer.cli", "consume", *options, f"--log-level={level}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert ("aiokafka" in done.stderr) == (level == "debug")

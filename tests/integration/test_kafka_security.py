@@ -157,6 +157,7 @@ def test_a_refused_login_is_one_sentence_without_the_secret(
     (sentence,) = [line for line in done.stderr.splitlines() if line.startswith("rollcast-ship:")]
     assert words in sentence
     assert secured_broker.sasl_address in sentence
+    assert "aiokafka" not in done.stderr
     assert "secret" not in done.stderr.replace(environment["ROLLCAST_SASL_PASSWORD"], "secret")
 
 
@@ -228,6 +229,7 @@ def test_every_command_tells_what_the_listener_speaks(
     )
     assert done.returncode == status, done.stderr
     assert f"Kafka at {address} speaks SASL_PLAINTEXT, and PLAINTEXT was tried" in done.stderr.splitlines()[-1]
+    assert "aiokafka" not in done.stderr
 
 
 def test_a_trainer_with_the_right_settings_gets_past_a_shipper_with_wrong_ones(

@@ -1,5 +1,6 @@
 """Where a process stands, and what it says when it cannot know."""
 
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from rollcast.producer.errors import ProducerError
 from rollcast.producer.parallel import ParallelLayout, current_layout
+from rollcast.schemas.install import install_command
 
 
 @pytest.fixture
@@ -44,3 +46,19 @@ def test_an_older_megatron_core_is_one_sentence(monkeypatch: pytest.MonkeyPatch,
 def test_groups_that_are_not_set_up_are_one_sentence() -> None:
     with pytest.raises(ProducerError, match="initialize_model_parallel"):
         current_layout()
+
+
+@pytest.mark.parametrize(
+    ("hidden", "said"),
+    [
+        ("torch", f"rollcast.producer needs torch: {install_command('producer')}"),
+        ("rollcast.producer.background", "import of rollcast.producer.background halted; None in sys.modules"),
+    ],
+)
+def test_a_trainer_without_what_the_extra_brings_reads_one_sentence_with_its_remedy(hidden: str, said: str) -> None:
+    program = f"import sys; sys.modules[{hidden!r}] = None; from rollcast.producer import Publisher"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"ModuleNotFoundError: {said}"
+    assert "direct cause" not in done.stderr
+    assert "another exception" not in done.stderr

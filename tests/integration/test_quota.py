@@ -179,6 +179,28 @@ def test_a_trainer_that_publishes_first_after_a_while_does_not_go_by_what_the_sp
     second.close(0.2)
 
 
+def test_the_stats_tell_what_the_spool_holds_when_they_are_asked_without_a_publish_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = _publisher(tmp_path)
+    assert _publish(first, 0).status is PublishStatus.PUBLISHED
+    first.close(0.2)
+    monkeypatch.setattr("rollcast.producer.quota._PAUSE_PER_WALK", 0)
+    monkeypatch.setattr("rollcast.producer.quota._OVERDUE_S", 1_000.0)
+    second = _publisher(tmp_path)
+    threads = threading.active_count()
+    before = second.stats
+    assert before.spool_bundles == 1
+    spool = SpoolFolder(tmp_path)
+    spool.retire(spool.bundles()[0][1])
+    assert second.stats == before, "not measured each time"
+    monkeypatch.setattr("rollcast.producer.quota._OVERDUE_S", 0.0)
+    assert second.stats.spool_bundles == 0
+    assert second.stats.spool_measured_at_ms >= before.spool_measured_at_ms
+    assert threading.active_count() == threads
+    second.close(0.2)
+
+
 def test_what_is_committed_is_looked_into_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = tmp_path / "run"
     for number in range(50):

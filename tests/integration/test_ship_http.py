@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -16,18 +17,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from fixtures.installation import until
+from fixtures.proxy import proxy_to
 from fixtures.shipping import SHIP, publish, ship_process
 from rollcast.consumer.broker import Broker
 from rollcast.consumer.broker._ports import free_ports
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.health import Health
+from rollcast.producer.shipper.metrics import registry_of
 from rollcast.producer.shipper.publisher_stats import read_publisher_stats
 from rollcast.producer.shipper.sidecar import Sidecar
 from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.shipper.topic import RecordsTopic
+from rollcast.producer.spool import usage
 from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.schemas import Topics
 
@@ -67,6 +72,7 @@ async def test_prometheus_sees_the_shipper_the_spool_and_the_publishers(
         assert samples[f"rollcast_ship_{counter}_total", None, None] == 0
     assert samples["rollcast_ship_refused", None, None] == 0
     assert samples["rollcast_spool_bundles", None, None] == 0
+    assert samples["rollcast_spool_present", None, None] == 1
     assert samples["rollcast_publish_published_total", None, "3"] == 7
     assert samples["rollcast_publish_dropped_total", None, "3"] == 2
     assert samples["rollcast_publish_dropped_by_reason_total", "spool full", "3"] == 2
@@ -92,7 +98,9 @@ def test_a_taken_metrics_port_is_one_sentence(broker: Broker, tmp_path: Path, pr
 
 
 @asynccontextmanager
-async def _sidecar(bootstrap: str, prefix: str, *spools: Path, host: str = "127.0.0.1") -> AsyncIterator[str]:
+async def _sidecar(
+    bootstrap: str, prefix: str, *spools: Path, host: str = "127.0.0.1", request_timeout_ms: int = 30_000
+) -> AsyncIterator[str]:
     """Runs a sidecar in this process; yields the beginning of its URLs."""
     (port,) = free_ports(1)
     config = ShipperConfig(
@@ -100,6 +108,7 @@ async def _sidecar(bootstrap: str, prefix: str, *spools: Path, host: str = "127.
         topics=Topics(prefix),
         partitions=1,
         retry_max_s=0.2,
+        request_timeout_ms=request_timeout_ms,
         metrics_port=port,
         metrics_host=host,
     )
@@ -139,6 +148,71 @@ async def test_without_kafka_it_is_alive_and_not_ready(tmp_path: Path, prefix: s
             assert status == 503
         assert "127.0.0.1:1" in text
         assert (await asyncio.to_thread(_get, f"{url}/healthz"))[0] == 200
+
+
+async def test_a_kafka_that_never_answered_is_told_with_its_address_since_when_and_what_to_check(
+    tmp_path: Path, prefix: str
+) -> None:
+    async with _sidecar("127.0.0.1:1", prefix, tmp_path / "later") as url:
+        text = ""
+        while "Connect call failed" not in text:
+            status, text = await asyncio.to_thread(_get, f"{url}/readyz")
+            assert status == 503
+    since = (
+        r"Kafka at 127\.0\.0\.1:1 has not let it in since it started \d+ s ago \(\d+ s ago: .*Connect call failed.*\)"
+    )
+    check = ": check that it runs, that --bootstrap is its address as seen from this machine, and "
+    assert re.fullmatch(f"{since}{check}ROLLCAST_SECURITY_PROTOCOL\n", text)
+
+
+async def test_a_kafka_that_answers_later_is_found_before_a_spool_comes(
+    broker: Broker, tmp_path: Path, prefix: str
+) -> None:
+    async with proxy_to(broker.bootstrap_servers) as proxy:
+        proxy.stall(also_new=True)
+        address = f"127.0.0.1:{proxy.port}"
+        async with _sidecar(address, prefix, tmp_path / "later", request_timeout_ms=1_000) as url:
+            text = ""
+            while f"Kafka at {address}" not in text or "no answer yet" in text:
+                _, text = await asyncio.to_thread(_get, f"{url}/readyz")
+            proxy.stall()
+            while text != "ok\n":
+                _, text = await asyncio.to_thread(_get, f"{url}/readyz")
+
+
+async def test_a_spool_that_is_not_there_yet_has_all_series(tmp_path: Path, prefix: str) -> None:
+    publish(tmp_path / "there", 0)
+    async with _sidecar("127.0.0.1:1", prefix, tmp_path / "there", tmp_path / "later") as url:
+        text = (await asyncio.to_thread(_get, f"{url}/metrics"))[1]
+    samples = {
+        (sample.name, Path(sample.labels["spool"]).name): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    names = {name for name, _ in samples if not name.startswith("rollcast_publish_")}
+    assert names == {name for name, spool in samples if spool == "later"}
+    assert (samples["rollcast_spool_present", "there"], samples["rollcast_spool_present", "later"]) == (1, 0)
+    assert (samples["rollcast_spool_bundles", "there"], samples["rollcast_spool_bundles", "later"]) == (1, 0)
+    assert samples["rollcast_ship_shipped_bundles_total", "later"] == 0
+    assert not (tmp_path / "later").exists()
+
+
+def test_a_scrape_looks_into_no_bundle_that_an_earlier_one_has_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path, 0, 1)
+    registry = registry_of([tmp_path], [])
+    generate_latest(registry)
+    looked: list[str] = []
+    look_into = usage._look_into
+
+    def note_and_look(bundle: os.DirEntry[str]) -> usage.SpoolUsage:
+        looked.append(bundle.name)
+        return look_into(bundle)
+
+    monkeypatch.setattr(usage, "_look_into", note_and_look)
+    assert f'rollcast_spool_bundles{{spool="{tmp_path}"}} 2.0' in generate_latest(registry).decode()
+    assert not looked
 
 
 async def test_another_address_can_be_given_for_metrics(tmp_path: Path, prefix: str) -> None:

@@ -138,6 +138,13 @@ def test_help_tells_every_default(capsys: pytest.CaptureFixture[str]) -> None:
         assert words in shown
 
 
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main(["--version"])
+    assert exited.value.code == 0
+    assert capsys.readouterr().out == f"rollcast-ship {version('rollcast')}\n"
+
+
 def test_sigterm_ends_all_spools_within_a_bound_and_gives_them_back(tmp_path: Path) -> None:
     spools = _spools(tmp_path, 3)
     with ship_process(*(f"--spool={spool}" for spool in spools), "--bootstrap=127.0.0.1:1") as ship:
@@ -146,6 +153,7 @@ def test_sigterm_ends_all_spools_within_a_bound_and_gives_them_back(tmp_path: Pa
         while not all(str(spool) in seen for spool in spools):
             line = ship.stderr.readline()
             assert line, "the shipper ended"
+            assert "aiokafka" not in line, "what the client says is told in one sentence of ours"
             seen += line if "does not take records" in line else ""
         ship.send_signal(signal.SIGTERM)
         assert ship.wait(10) == 0

@@ -196,13 +196,40 @@ def test_a_bundle_that_was_removed_before_it_was_filled_is_not_waited_for(tmp_pa
     assert "was removed before it was filled" in (read_bundle(committed).shard.dropped_reason or "")
 
 
-@pytest.mark.parametrize("rollout_id", [True, 1.0, "7", None, -1, 2**63])
-def test_a_rollout_id_that_is_no_number_drops_the_rollout_and_leaves_nothing(tmp_path: Path, rollout_id: Any) -> None:
+class _NoNumber:
+    def __index__(self) -> int:
+        raise RuntimeError("what it waits for has failed")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("what it waits for has failed")
+
+
+@pytest.mark.parametrize(
+    ("rollout_id", "shown"),
+    [
+        (True, "True"),
+        (1.0, "1.0"),
+        ("7", "'7'"),
+        (None, "None"),
+        (-1, "-1"),
+        (2**63, "9223372036854775808"),
+        (2**70, "1180591620717411303424"),
+        (10**5_000, "of type int and cannot be shown"),
+        ("x" * 10_000, "'xxxxxxxxxxxx...xxxxxxxxxxxxx'"),
+        (_NoNumber(), "<_NoNumber instance at "),
+    ],
+    ids=lambda value: str(value)[:20] if isinstance(value, str) else "",
+)
+def test_a_rollout_id_that_is_no_number_drops_the_rollout_with_its_value_and_leaves_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, rollout_id: Any, shown: str
+) -> None:
     publisher = spool_publisher(tmp_path)
     result = publisher.publish(rollout_id, whole_shard(0, 0, 1))
     assert result.status is PublishStatus.DROPPED
     assert result.reason is not None
-    assert "integer from 0" in result.reason
+    assert f"rollout_id is {shown}" in result.reason
+    assert result.reason.endswith("; it must be an integer from 0 to 2**63 - 1")
+    assert f"a rollout is dropped: {result.reason}" in caplog.text
     publisher.publish(rollout_id, whole_shard(0, 0, 1))
     assert publisher.stats.dropped["bad_data"] == 2
     assert publisher.publish(0, whole_shard(0, 0, 1)).status is PublishStatus.PUBLISHED

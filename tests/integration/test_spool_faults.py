@@ -179,6 +179,22 @@ def test_a_spool_removed_under_the_trainer_switches_publishing_off_with_one_erro
     assert not spool.exists(), "nothing makes a second spool there"
 
 
+def test_a_run_folder_that_was_removed_is_made_anew_for_the_shippers_of_its_destination(tmp_path: Path) -> None:
+    publisher = spool_publisher(tmp_path)
+    spool, destination = SpoolFolder(tmp_path), "rollcast@127.0.0.1:1"
+    for rollout_id, data in enumerate((whole_shard(0, 0, 1), whole_shard(1, 0, 1), {"response_lengths": "none"})):
+        shutil.rmtree(tmp_path / "run")
+        status = PublishStatus.PUBLISHED if rollout_id < 2 else PublishStatus.DROPPED
+        assert publisher.publish(rollout_id, data).status is status
+        _await(lambda: spool.bundles())
+        ((name, _),) = spool.bundles(destination)
+        assert name.rollout_id == rollout_id
+    spool.set_destination("run", "another")
+    publisher.publish(3, whole_shard(3, 0, 1))
+    publisher.close(0.2)
+    assert len(spool.bundles("another")) == 2, "a trainer that has come since decides"
+
+
 def test_a_second_trainer_with_the_same_attempt_is_refused_while_the_first_lives(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -90,19 +90,37 @@ def test_a_peer_killed_while_it_copies_hangs_nobody_and_leaves_nothing(tmp_path:
     assert not list(tmp_path.rglob("*.filling"))
 
 
+def _reasons(folder: Path) -> dict[tuple[int, str], str | None]:
+    bundles = SpoolFolder(folder / "spool").bundles()
+    return {(name.rollout_id, name.source): read_bundle(path).shard.dropped_reason for name, path in bundles}
+
+
 def test_a_peer_killed_after_the_agreement_costs_its_shard_of_one_rollout_and_hangs_nobody(tmp_path: Path) -> None:
-    results = run_ranks(Grid(world=4, context=2), publish_with_a_peer_killed, tmp_path, 3, "then", killed={3})
+    results = run_ranks(
+        Grid(world=4, context=2), publish_with_a_peer_killed, tmp_path, 3, "when all have agreed", killed={3}
+    )
     for rank in (0, 1, 2):
         assert results[rank]["statuses"] == ["published", "disabled"]
         assert results[rank]["seconds"] < 20
         assert results[rank]["dropped"] == (rank == 2)
-    reasons = {
-        name.source: read_bundle(path).shard.dropped_reason for name, path in SpoolFolder(tmp_path / "spool").bundles()
-    }
-    assert reasons.pop("dp0") is None
-    (reason,) = reasons.values()
-    assert reason is not None
-    assert "a context-parallel peer did not fill its part within 1 s" in reason
+    reasons = _reasons(tmp_path)
+    assert reasons[0, "dp0"] is None
+    assert "a context-parallel peer did not fill its part within 1 s" in (reasons[0, "dp1"] or "")
+    for source in ("dp0", "dp1"):
+        assert "a rank is gone" in (reasons[1, source] or ""), "who has met its absence says so"
+    assert not list(tmp_path.rglob("*.filling"))
+
+
+def test_a_peer_killed_while_it_sends_is_announced_by_the_writers_that_are_left(tmp_path: Path) -> None:
+    results = run_ranks(Grid(world=4, context=2), publish_with_a_peer_killed, tmp_path, 3, "while it sends", killed={3})
+    for rank in (0, 1, 2):
+        assert results[rank]["statuses"] == ["disabled" if rank == 2 else "published", "disabled"]
+        assert results[rank]["seconds"] < 20
+    reasons = _reasons(tmp_path)
+    assert reasons[0, "dp0"] is None
+    assert "rank 3 does not send its records" in (reasons[0, "dp1"] or "")
+    assert "a rank is gone" in (reasons[1, "dp0"] or "")
+    assert (1, "dp1") not in reasons, "it was off by then"
     assert not list(tmp_path.rglob("*.filling"))
 
 

@@ -1,10 +1,21 @@
 """The log while Kafka is away."""
 
 import logging
+from collections.abc import Iterator
 
 import pytest
 
-from rollcast.schemas.kafka_log import OncePerMinute
+from rollcast.schemas.kafka_log import OncePerMinute, hide_client_log, show_client_log
+
+
+@pytest.fixture
+def shown(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    root = logging.getLogger()
+    filters = [(handler, [*handler.filters]) for handler in root.handlers]
+    yield caplog
+    logging.getLogger("aiokafka").setLevel(logging.NOTSET)
+    for handler, before in filters:
+        handler.filters[:] = before
 
 
 def _record(name: str, message: str, argument: object, at: float) -> logging.LogRecord:
@@ -23,3 +34,15 @@ def test_another_message_is_shown_at_once() -> None:
     moderation = OncePerMinute()
     assert moderation.filter(_record("aiokafka", "no node %s", 1, 0.0))
     assert moderation.filter(_record("aiokafka", "no topic %s", 1, 0.0))
+
+
+def test_the_client_is_heard_when_a_broker_has_let_it_in_and_not_before(shown: pytest.LogCaptureFixture) -> None:
+    client = logging.getLogger("aiokafka.client")
+    hide_client_log()
+    client.error("Unable connect to %s", "127.0.0.1:1")
+    assert not shown.records
+    show_client_log()
+    for _ in range(3):
+        client.error("Unable connect to %s", "127.0.0.1:1")
+    client.info("a detail")
+    assert [record.getMessage() for record in shown.records] == ["Unable connect to 127.0.0.1:1"]

@@ -6,6 +6,8 @@ Names are loaded on first use, so that the shipper, which lives in this package,
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from rollcast.producer.missing import sentence_of
+
 if TYPE_CHECKING:
     from rollcast.producer.config import PublisherConfig
     from rollcast.producer.context_parallel import all_gather_with_cp, get_logits_and_tokens_offset_with_cp
@@ -92,6 +94,12 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        home = import_module(f"{__name__}.{_HOMES[name]}")
+    except ModuleNotFoundError as exc:
+        if (sentence := sentence_of(exc, __name__)) is None:
+            raise
+        raise ModuleNotFoundError(sentence, name=exc.name) from None
+    return getattr(home, name)

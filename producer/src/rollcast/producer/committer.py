@@ -62,7 +62,7 @@ class Committer:
         config, layout = session.config, session.layout
         self._spool, self._run_id = session.spool, config.run_id
         self._fill_timeout_s, self._fsync = config.commit_timeout_s, config.fsync == "background"
-        self._files = session.files
+        self._files, self._place_of = session.files, session.place_of
         self._quota, self._counters, self._launcher = session.quota, counters, launcher
         self._stats = StatsFile(session.spool.path, config.run_id, layout.rank, counters)
         self._shards_here, self._spare_bytes = session.shards_here, 0
@@ -172,8 +172,7 @@ class Committer:
         self._wait_filled(filling, job.peers)
         if job.shard.stream == TRAIN_STREAM:
             self._spare_bytes = (filling / TENSORS_NAME).stat().st_size
-        committed = self._spool.committed(self._run_id, job.name)
-        commit_bundle(filling, committed, content, job.shard, fsync=self._fsync)
+        commit_bundle(filling, self._place_of(job.name), content, job.shard, fsync=self._fsync)
 
     def _wait_filled(self, filling: Path, peers: int) -> None:
         # Looking, not waiting on a primitive: the peers are other processes, and only the file system is shared.

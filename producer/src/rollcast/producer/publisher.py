@@ -3,6 +3,7 @@
 import logging
 import operator
 import os
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -95,7 +96,7 @@ class Publisher:
         """
         return self._guarded(
             lambda watch: self._publish(watch, rollout_id, rollout_data),
-            f"rollout {rollout_id}",
+            f"rollout {_shown(rollout_id)}",
             counts=self._layout.is_writer,
         )
 
@@ -116,6 +117,9 @@ class Publisher:
     @property
     def stats(self) -> PublisherStats:
         """What this rank has published, dropped and waited so far, and what the spool held when it was looked at."""
+        # Before the first rollout and after the end no thread looks; a forked child may have no lock that is free.
+        if self._quota is not None and os.getpid() == self._process:
+            self._quota.measure_if_overdue()
         return self._counters.snapshot(self._quota)
 
     def close(self, timeout_s: float) -> bool:
@@ -189,7 +193,7 @@ class Publisher:
         number = _number(rollout_id)
         name = BundleName(number, self._session.attempt, self._session.shard_source)
         self._check_spool()
-        prepared = self._prepare(watch, name, rollout_data)
+        prepared = self._prepare(watch, name, rollout_id, rollout_data)
         watch.lap("prepare")
         if self._disabled is not None:
             # The others are about to wait for this rank's vote.
@@ -204,8 +208,8 @@ class Publisher:
             copied = self._copy(prepared)
             watch.lap("copy")
             refusal = decide(self._control.members, messages())
-        except ControlError:
-            _discard(prepared)
+        except ControlError as exc:
+            self._lose_peers(name, prepared, exc)
             raise
         watch.lap("agree")
         if refusal is not None:
@@ -220,8 +224,8 @@ class Publisher:
                 raise copied
             if bundle is not None:
                 bundle.mark_filled(self._layout.context_parallel_rank)
-        except ControlError:
-            _discard(prepared)
+        except ControlError as exc:
+            self._lose_peers(name, prepared, exc)
             raise
         except Exception as exc:  # noqa: BLE001  # whatever it is, this rollout alone is lost
             return self._give_up(name, bundle, exc)
@@ -242,14 +246,16 @@ class Publisher:
             return PublishResult(status=PublishStatus.DISABLED, reason=self._disabled)
         return self._alone.publish(stream_kind, make_data)
 
-    def _prepare(self, watch: Stopwatch, name: BundleName, rollout_data: Mapping[str, Any]) -> _Prepared | Exception:
+    def _prepare(
+        self, watch: Stopwatch, name: BundleName, rollout_id: object, rollout_data: Mapping[str, Any]
+    ) -> _Prepared | Exception:
         """Does everything that can fail before the ranks agree; a failure becomes this rank's vote."""
         in_place = self._session.in_place
         try:
             if self._disabled is not None:
                 raise ProducerError(self._disabled)
             if name.rollout_id < 0:
-                raise RolloutDataError("rollout_id must be an integer from 0 to 2**63 - 1")
+                raise RolloutDataError(f"rollout_id is {_shown(rollout_id)}; it must be an integer from 0 to 2**63 - 1")
             if not isinstance(rollout_data, Mapping):
                 raise RolloutDataError(f"rollout_data is a {type(rollout_data).__name__}; it must be a mapping")
             if name.rollout_id in self._seen:
@@ -331,6 +337,13 @@ class Publisher:
         self._announce_drop(name, reason)
         return self._dropped(name, DropReason.NOT_COPIED, reason, error)
 
+    def _lose_peers(self, name: BundleName, prepared: _Prepared | Exception, error: ControlError) -> None:
+        """Gives up a rollout whose peers are gone; the writers that are left say so, so that no consumer waits."""
+        _discard(prepared)
+        is_repeat = isinstance(prepared, Exception) and name.rollout_id in self._seen
+        if self._disabled is None and name.rollout_id >= 0 and not is_repeat:
+            self._announce_drop(name, str(error))
+
     def _announce_drop(self, name: BundleName, reason: str) -> None:
         if self._layout.is_writer:
             shard = self._session.closing_event(name.rollout_id, None, dropped_reason=reason)
@@ -338,9 +351,10 @@ class Publisher:
 
     def _dropped(self, name: BundleName, kind: DropReason, reason: str, error: Exception | None) -> PublishResult:
         self._count_drop(kind)
-        _log.error("rollout %d is dropped: %s", name.rollout_id, reason)
+        words = f"{f'rollout {name.rollout_id}' if name.rollout_id >= 0 else 'a rollout'} is dropped: {reason}"
+        _log.error("%s", words)
         if self._config.strict:
-            raise RolloutDataError(f"rollout {name.rollout_id} is dropped: {reason}") from error
+            raise RolloutDataError(words) from error
         return PublishResult(status=PublishStatus.DROPPED, reason=reason)
 
     def _disable(self, reason: str) -> None:
@@ -361,6 +375,14 @@ def _number(rollout_id: object) -> int:
         return -1
     try:
         number = operator.index(rollout_id)  # type: ignore[arg-type]  # that it may be anything is the point
-    except TypeError:
+    except Exception:  # noqa: BLE001  # also of what it runs where it is no number of Python's
         return -1
     return number if 0 <= number < 2**63 else -1
+
+
+def _shown(rollout_id: object) -> str:
+    """Returns a rollout id as an error names it, short and whatever it is."""
+    try:
+        return reprlib.repr(rollout_id)
+    except Exception:  # noqa: BLE001  # Python writes no integer of more than 4,300 digits
+        return f"of type {type(rollout_id).__name__} and cannot be shown"

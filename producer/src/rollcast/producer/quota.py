@@ -12,8 +12,8 @@ MAX_MARKS = 10_000
 """Marks of dropped rollouts that a spool may hold, some kilobytes each, all runs together."""
 
 _LOOK_EVERY_S = 0.05
-# The background thread looks about once a second whether to measure; where it is busy or not there yet, the training
-# thread measures, when that is overdue for so long.
+# The background thread looks about once a second whether to measure; where it is busy or not there, the thread that
+# asks measures, when that is overdue for so long.
 _OVERDUE_S = 3.0
 # Listing a large spool takes some milliseconds, and it takes the interpreter lock from training.
 _PAUSE_PER_WALK = 50
@@ -69,6 +69,11 @@ class Quota:
         if time.monotonic() >= self._next_walk:
             self._measure()
 
+    def measure_if_overdue(self) -> None:
+        """Measures the spool if nobody has for some seconds; for who asks what it holds."""
+        if time.monotonic() > self._next_walk + _OVERDUE_S:
+            self._measure()
+
     def await_room(self, size: int, shards: int, key: str, wait_s: float) -> None:
         """Returns when there is room for a rollout's bundles; at once where there is.
 
@@ -85,8 +90,7 @@ class Quota:
         if self._fits(self._held, need):
             return
         deadline = time.monotonic() + (wait_s if self._fits(SpoolUsage(), need) else 0.0)
-        if time.monotonic() > self._next_walk + _OVERDUE_S:
-            self._measure()
+        self.measure_if_overdue()
         while not self._fits(held := self._held_besides(key), need):
             left_s = deadline - time.monotonic()
             if left_s <= 0:

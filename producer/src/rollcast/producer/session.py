@@ -62,6 +62,15 @@ class Session:
         """Returns what tells the rollout of a bundle from all others in the spool."""
         return self.spool.rollout_key(self.config.run_id, name)
 
+    def place_of(self, name: BundleName) -> Path:
+        """Returns where a bundle stands once it is committed, in a folder that shippers take for this destination.
+
+        Raises:
+            OSError: the folder cannot be written.
+        """
+        self.spool.keep_destination(self.config.run_id, self.config.destination)
+        return self.spool.committed(self.config.run_id, name)
+
     def closing_event(
         self, rollout_id: int, plan: ShardPlan | None, *, dropped_reason: str | None = None, stream: str = TRAIN_STREAM
     ) -> DpShard:

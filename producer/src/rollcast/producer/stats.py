@@ -27,8 +27,8 @@ class PublisherStats:
             and its peers have added since.
         spool_bundles: number of bundles of the same.
         spool_marks: number of marks of dropped rollouts of the same.
-        spool_measured_at_ms: when that was, in milliseconds since the epoch: at start, and about every second once the
-            first rollout is published; 0 where there is no spool.
+        spool_measured_at_ms: when that was, in milliseconds since the epoch: about every second once the first rollout
+            is published; before it and after `close`, when asked and some seconds old; 0 where there is no spool.
     """
 
     published: int

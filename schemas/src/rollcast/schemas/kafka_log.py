@@ -1,8 +1,22 @@
-"""What aiokafka logs, in moderation."""
+"""What aiokafka logs: nothing while we tell a failure ourselves, then in moderation."""
 
 import logging
 
 _REPEAT_AFTER_S = 60.0
+
+_client_log = logging.getLogger("aiokafka")
+
+
+def hide_client_log() -> None:
+    """Hides what the client says until a broker has let it in: its refusals are told in one sentence of ours."""
+    _client_log.setLevel(logging.CRITICAL)
+
+
+def show_client_log() -> None:
+    """Shows warnings and errors of the client, each message once a minute; for the handlers that there are by now."""
+    _client_log.setLevel(logging.WARNING)
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(OncePerMinute())
 
 
 class OncePerMinute(logging.Filter):

@@ -22,7 +22,7 @@ from rollcast.consumer.config import ConsumeConfig, Layout
 from rollcast.consumer.retention import Retention
 from rollcast.schemas import Topics
 from rollcast.schemas.allocator import keep_freed_memory
-from rollcast.schemas.kafka_log import OncePerMinute
+from rollcast.schemas.kafka_log import hide_client_log, show_client_log
 from rollcast.schemas.kafka_security import read_kafka_security
 
 if TYPE_CHECKING:
@@ -164,12 +164,10 @@ def _configure_logging(level: str) -> None:
         raise typer.BadParameter(f"{level!r} is not a log level; use debug, info, warning or error")
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("rollcast").setLevel(levels[level.upper()])
-    # Until a broker has answered, its refusals are told in one sentence at the end.
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    if levels[level.upper()] > logging.DEBUG:
+        hide_client_log()
 
 
 async def _show_kafka_trouble(daemon: "Daemon") -> None:
     await daemon.ready.wait()
-    logging.getLogger("aiokafka").setLevel(logging.WARNING)
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(OncePerMinute())
+    show_client_log()

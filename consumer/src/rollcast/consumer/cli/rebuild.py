@@ -18,6 +18,7 @@ from rollcast.consumer.cli.options import (
 )
 from rollcast.consumer.config import ConsumeConfig, Layout
 from rollcast.schemas import Topics
+from rollcast.schemas.kafka_log import hide_client_log
 from rollcast.schemas.kafka_security import read_kafka_security
 
 _ROLLOUTS = re.compile(r"(\d{1,18})(?:\.\.(\d{1,18}))?\Z")
@@ -55,7 +56,7 @@ def rebuild(
         security=read_kafka_security(os.environ),
     )
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    hide_client_log()
     if not asyncio.run(_rebuild(config, run, _rollouts(rollout))):
         raise typer.Exit(1)
 

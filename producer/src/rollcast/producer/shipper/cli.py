@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence
 
-_OF_EXTRAS = ("aiokafka", "fastavro", "numpy", "prometheus_client", "xxhash", "zstandard")
+from rollcast.producer.missing import sentence_of
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -11,13 +11,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         from rollcast.producer.shipper.command import run
     except ModuleNotFoundError as exc:
-        package = (exc.name or "").partition(".")[0]
-        if package not in _OF_EXTRAS:
+        if (sentence := sentence_of(exc, "rollcast-ship")) is None:
             raise
-        # Among them is zstd's: without it no part could be compressed.
-        # Not by way of rollcast.schemas, which needs some of them itself.
-        remedy = "pip install -c constraints.txt '.[producer]' in a clone of Rollcast"
-        print(f"rollcast-ship needs {package}: {remedy}", file=sys.stderr)  # noqa: T201
+        print(sentence, file=sys.stderr)  # noqa: T201
         return 2
     return run(arguments)
 

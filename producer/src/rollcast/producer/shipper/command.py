@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
+from importlib.metadata import version
 from pathlib import Path
 
 from rollcast.producer.errors import ProducerError, ShipperRefusedError
@@ -15,7 +16,7 @@ from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.sidecar import Sidecar
 from rollcast.schemas.allocator import keep_freed_memory
 from rollcast.schemas.errors import ContractError
-from rollcast.schemas.kafka_log import OncePerMinute
+from rollcast.schemas.kafka_log import hide_client_log, show_client_log
 from rollcast.schemas.kafka_security import MECHANISMS, PROTOCOLS, KafkaSecurity, read_kafka_security
 from rollcast.schemas.topics import Topics
 
@@ -47,8 +48,7 @@ _OTHER_FIELDS = {item.name for item in fields(ShipperConfig)} - {"bootstrap_serv
 def run(arguments: Sequence[str] | None) -> int:
     """Ships spools until told to stop; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    for handler in logging.getLogger().handlers:
-        handler.addFilter(OncePerMinute())
+    hide_client_log()
     options = _parser().parse_args(arguments)
     keep_freed_memory()
     try:
@@ -75,6 +75,12 @@ def _parser() -> argparse.ArgumentParser:
         "refuses the login, or has no such topic and may not create it. What is not shipped waits in its spool.",
     )
     add = parser.add_argument
+    add(
+        "--version",
+        action="version",
+        version=f"%(prog)s {version('rollcast')}",
+        help="show the version and exit",
+    )
     add(
         "--spool",
         type=Path,
@@ -127,4 +133,13 @@ async def _run(config: ShipperConfig, folders: Sequence[Path]) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
-    await sidecar.run()
+    trouble = asyncio.create_task(_show_kafka_trouble(sidecar))
+    try:
+        await sidecar.run()
+    finally:
+        trouble.cancel()
+
+
+async def _show_kafka_trouble(sidecar: Sidecar) -> None:
+    await sidecar.found.wait()
+    show_client_log()

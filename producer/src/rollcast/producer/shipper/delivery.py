@@ -9,6 +9,7 @@ from typing import Any, Self
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError
 
+from rollcast.producer.shipper.cancellation import pass_on_cancellation
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.stats import ShipperStats
 
@@ -78,7 +79,7 @@ class Delivery:
             with contextlib.suppress(TimeoutError, KafkaError):
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                     await self._producer.stop()
-                _pass_on_cancellation()
+                pass_on_cancellation()
                 return
         await self._give_up()
 
@@ -96,6 +97,7 @@ class Delivery:
                     sender.cancel()
                     await asyncio.wait({sender}, timeout=_CANCEL_AGAIN_S)
                 await client.close()
+        pass_on_cancellation()
 
     async def send(self, key: bytes, value: bytes) -> asyncio.Future[object]:
         """Hands a record over; waits while too much is unacknowledged.
@@ -144,13 +146,6 @@ class Delivery:
         else:
             self._error = self._error or error
         self._settled.set()
-
-
-def _pass_on_cancellation() -> None:
-    # aiokafka waits for tasks that it has cancelled, and takes a cancellation of its caller for theirs.
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 class BundleDelivery:

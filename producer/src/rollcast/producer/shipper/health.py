@@ -44,6 +44,6 @@ class Health:
     def ready_problems(self) -> list[str]:
         """Returns why no bundle is to be expected in Kafka now."""
         problems = [f"{spool.path}: {stats.trouble}" for spool, stats in self._spools if stats.trouble]
-        if not self._topic.is_found:
-            problems.append("Kafka has not let it in yet")
+        if (absence := self._topic.absence) is not None:
+            problems.append(absence)
         return problems

@@ -1,7 +1,9 @@
 """What Prometheus sees of the shipper, and of the publishers beside it."""
 
-import contextlib
+import os
+import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -10,7 +12,7 @@ from prometheus_client.registry import Collector
 from rollcast.producer.shipper.publisher_stats import WriterStats, read_publisher_stats, utf8
 from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.spool.folder import SpoolFolder
-from rollcast.producer.spool.usage import measure_spool
+from rollcast.producer.spool.usage import SpoolMeter
 
 _SHIPPER_COUNTERS = {
     "shipped_bundles": "Bundles that Kafka has acknowledged whole.",
@@ -29,25 +31,38 @@ _PUBLISHER_COUNTERS = {
 }
 
 
-def registry_of(spools: Sequence[tuple[SpoolFolder, ShipperStats]]) -> CollectorRegistry:
-    """Returns the metrics of these spools, which may become more."""
+def registry_of(folders: Sequence[Path], shipping: Sequence[tuple[SpoolFolder, ShipperStats]]) -> CollectorRegistry:
+    """Returns the metrics of these spools.
+
+    Args:
+        folders: all of them, also those that are not there yet.
+        shipping: those that are being shipped; may grow.
+    """
     registry = CollectorRegistry()
-    registry.register(_SpoolCollector(spools))
+    registry.register(_SpoolCollector(folders, shipping))
     return registry
 
 
 class _SpoolCollector(Collector):
-    """Looks everything up when it is asked; series are bounded by the number of spools and of their writers."""
+    """Looks everything up when it is asked; series are bounded by the number of spools and of their writers.
 
-    def __init__(self, spools: Sequence[tuple[SpoolFolder, ShipperStats]]) -> None:
-        self._spools = spools
+    It is asked by threads of the HTTP server, never in the event loop.
+    """
+
+    def __init__(self, folders: Sequence[Path], shipping: Sequence[tuple[SpoolFolder, ShipperStats]]) -> None:
+        self._shipping = shipping
+        # They remember what they have looked into: ten thousand bundles would cost half a second each time.
+        self._meters = {folder: SpoolMeter(folder) for folder in folders}
+        self._lock = threading.Lock()
 
     def describe(self) -> list[Metric]:
         # Else the registry would collect already when it is told of this collector.
         return []
 
     def collect(self) -> Iterator[Metric]:
-        spools = [(utf8(str(spool.path)), spool, stats) for spool, stats in self._spools]
+        shipping = {spool.path: stats for spool, stats in self._shipping}
+        # All zero where nothing is shipped yet: a series that comes with its first count hides that from a rate().
+        spools = [(utf8(str(folder)), folder, shipping.get(folder) or ShipperStats()) for folder in self._meters]
         for name, words in _SHIPPER_COUNTERS.items():
             counter = CounterMetricFamily(f"rollcast_ship_{name}", words, labels=["spool"])
             for path, _, stats in spools:
@@ -61,18 +76,22 @@ class _SpoolCollector(Collector):
         refused = GaugeMetricFamily(
             "rollcast_ship_refused", "1 while Kafka answers and refuses this shipper.", labels=["spool"]
         )
+        present = GaugeMetricFamily(
+            "rollcast_spool_present", "1 while the spool is there and can be read.", labels=["spool"]
+        )
         depth = GaugeMetricFamily("rollcast_spool_bundles", "Bundles that wait.", labels=["spool"])
         size = GaugeMetricFamily("rollcast_spool_bytes", "Their size, unfinished ones included.", labels=["spool"])
         writers: list[tuple[str, WriterStats]] = []
-        for path, spool, stats in spools:
+        for path, folder, stats in spools:
             progress.add_metric([path], stats.seconds_since_progress)
             refused.add_metric([path], int(stats.is_refused))
-            # A spool that cannot be read now must not hide what is known of the others.
-            with contextlib.suppress(OSError):
-                depth.add_metric([path], len(spool.bundles()))
-            size.add_metric([path], measure_spool(spool.path).size)
-            writers += [(path, found) for found in read_publisher_stats(spool.path)]
-        yield from (progress, refused, depth, size)
+            present.add_metric([path], int(folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)))
+            with self._lock:
+                found = self._meters[folder].measure()
+            depth.add_metric([path], found.committed)
+            size.add_metric([path], found.usage.size)
+            writers += [(path, told) for told in read_publisher_stats(folder)]
+        yield from (progress, refused, present, depth, size)
         yield from _publishers(writers)
 
 

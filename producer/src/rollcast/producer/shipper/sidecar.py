@@ -1,6 +1,7 @@
 """One process over one or several spools."""
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Coroutine, Sequence
@@ -35,6 +36,9 @@ _log = logging.getLogger("rollcast.ship")
 class Sidecar:
     """Ships several spools side by side. One that is not there yet is waited for; one that has a shipper is left to it.
 
+    Attributes:
+        found: set when Kafka has let this process in, and has the topic.
+
     Args:
         config: of the shippers.
         folders: the spools.
@@ -43,6 +47,7 @@ class Sidecar:
     def __init__(self, config: ShipperConfig, folders: Sequence[Path]) -> None:
         self._config, self._folders = config, folders
         self._topic = RecordsTopic(config)
+        self.found = self._topic.found
         self._shipping: list[tuple[SpoolFolder, ShipperStats]] = []
         self._stopping = asyncio.Event()
 
@@ -93,13 +98,17 @@ class Sidecar:
             )
             threads = stack.enter_context(ThreadPoolExecutor(config.compress_threads, "rollcast-cut"))
             health = Health(self._topic, self._shipping, asyncio.get_running_loop())
-            stack.enter_context(serving(config.metrics_host, config.metrics_port, health, registry_of(self._shipping)))
+            registry = registry_of(list(owned), self._shipping)
+            stack.enter_context(serving(config.metrics_host, config.metrics_port, health, registry))
             try:
                 await self._topic.prepare()
             except (KafkaError, OSError) as exc:
                 _log.warning("Kafka at %s does not answer yet (%s); bundles wait", config.bootstrap_servers, exc)
+            work = [self._ship(folder, own, threads) for folder, own in owned.items()]
+            if None in owned.values():
+                work.append(self._reach_kafka())
             with Summary(self._shipping):
-                await _all([self._ship(folder, own, threads) for folder, own in owned.items()])
+                await _all(work)
             _log.info("no spool has bundles or trainers any more")
 
     def _is_there(self, folder: Path) -> bool:
@@ -127,6 +136,13 @@ class Sidecar:
             shipper = Shipper(spool, self._config, self._topic, threads)
             self._shipping.append((spool, shipper.stats))
             await shipper.run()
+
+    async def _reach_kafka(self) -> None:
+        """Asks Kafka until it has let this process in; shippers do so too, but there is none before a spool comes."""
+        while not self._topic.is_found:
+            await asyncio.sleep(self._config.retry_max_s)
+            with contextlib.suppress(KafkaError, OSError):
+                await self._topic.prepare()
 
     async def _await_spool(self, folder: Path) -> tuple[SpoolFolder, IO[bytes]]:
         told = ""

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -17,6 +18,7 @@ from aiokafka.errors import (
 )
 
 from rollcast.producer.errors import ShipperRefusedError
+from rollcast.producer.shipper.cancellation import pass_on_cancellation
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.safety import BATCH_OVERHEAD_BYTES, dangers
 from rollcast.schemas.kafka_access import KafkaRefusedError, explain
@@ -30,13 +32,32 @@ class RecordsTopic:
     """Looks after the records topic for all spools of a shipper.
 
     Attributes:
-        is_found: Kafka has let this process in, and has the topic.
+        found: set when Kafka has let this process in, and has the topic.
     """
 
     def __init__(self, config: ShipperConfig) -> None:
         self._config, self._name = config, config.topics.records
-        self.is_found = False
+        self.found = asyncio.Event()
         self._warned = False
+        self._since = self._answered_at = time.monotonic()
+        self._answer = "no answer yet"
+
+    @property
+    def is_found(self) -> bool:
+        """Whether Kafka has let this process in, and has the topic."""
+        return self.found.is_set()
+
+    @property
+    def absence(self) -> str | None:
+        """Why Kafka has not let this process in so far, and what to check; None once it has."""
+        if self.is_found:
+            return None
+        now = time.monotonic()
+        return (
+            f"Kafka at {self._config.bootstrap_servers} has not let it in since it started {now - self._since:.0f} s "
+            f"ago ({now - self._answered_at:.0f} s ago: {self._answer}): check that it runs, that --bootstrap is its "
+            "address as seen from this machine, and ROLLCAST_SECURITY_PROTOCOL"
+        )
 
     async def prepare(self) -> int:
         """Makes sure that the topic is there; returns the largest batch that it takes.
@@ -51,9 +72,17 @@ class RecordsTopic:
             async with asyncio.timeout(timeout_s):
                 limit = await self._prepare()
         except TimeoutError as exc:
-            raise KafkaTimeoutError(f"no answer within {timeout_s:g} s") from exc
-        self.is_found = True
+            late = KafkaTimeoutError(f"no answer within {timeout_s:g} s")
+            self._note(late)
+            raise late from exc
+        except Exception as exc:
+            self._note(exc)
+            raise
+        self.found.set()
         return limit
+
+    def _note(self, error: Exception) -> None:
+        self._answer, self._answered_at = str(error) or type(error).__name__, time.monotonic()
 
     async def _prepare(self) -> int:
         admin: Any = AIOKafkaAdminClient(
@@ -80,6 +109,7 @@ class RecordsTopic:
             return int(settings.get("max.message.bytes", _DEFAULT_MAX_MESSAGE_BYTES))
         finally:
             await admin.close()
+            pass_on_cancellation()
 
     async def _explain(self) -> str:
         try:

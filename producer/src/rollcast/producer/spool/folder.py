@@ -129,6 +129,11 @@ class SpoolFolder:
         temporary.write_text(destination)
         temporary.rename(folder / _DESTINATION)
 
+    def keep_destination(self, run_id: str, destination: str) -> None:
+        """Notes the destination of a run where there is none: its folder was removed by hand and is made anew."""
+        if not (self.run_folder(run_id) / _DESTINATION).exists():
+            self.set_destination(run_id, destination)
+
     def bundles(self, destination: str | None = None) -> list[tuple[BundleName, Path]]:
         """Returns the committed bundles in rollout order, of all runs or of those with a destination."""
         found: list[tuple[BundleName, Path]] = []

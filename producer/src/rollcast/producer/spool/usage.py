@@ -43,10 +43,12 @@ class Measurement:
 
     Attributes:
         usage: of all bundles.
+        committed: number of bundles that wait for Kafka, marks included.
         recent: of those that the walk before had not found committed, by `SpoolFolder.rollout_key`.
     """
 
     usage: SpoolUsage
+    committed: int
     recent: Mapping[str, SpoolUsage]
 
 
@@ -101,7 +103,8 @@ class SpoolMeter:
                 size += usage.size
                 bundles += usage.bundles
                 marks += usage.marks
-        return Measurement(usage=SpoolUsage(size, bundles, marks), recent=recent), committed, is_stable
+        found = Measurement(usage=SpoolUsage(size, bundles, marks), committed=len(committed), recent=recent)
+        return found, committed, is_stable
 
 
 def measure_spool(root: Path) -> SpoolUsage:
