@@ -25,13 +25,13 @@ def copy_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> int:
     others: list[PlannedColumn] = []
     first = copied = 0
     for column in plan.records.columns:
-        own = plan.sources[first : first + len(column.sizes)]
-        first += len(own)
-        if _is_one_run(column, rank) and join(own, column.dtypes[0], target := _place_of(column, data)):
-            copied += target.nbytes
-        else:
-            sources += own
+        held = plan.sources[first : first + len(column.sizes)]
+        first += len(held)
+        if (copied_now := _join_own(column, rank, held, data)) is None:
+            sources += held
             others.append(column)
+        else:
+            copied += copied_now
     if sources:
         segments = plan.records.segments(rank, others)
         move(sources, segments, data)
@@ -39,18 +39,18 @@ def copy_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> int:
     return copied
 
 
-def _is_one_run(column: PlannedColumn, rank: int) -> bool:
-    """Returns whether a rank copies all of a column, in tensors of one dtype and one dimension."""
-    return (
-        column.owners is not None
-        and {*column.owners} == {rank}
-        and len({*column.dtypes}) == 1
-        and {*map(len, column.shapes)} == {1}
-    )
-
-
-def _place_of(column: PlannedColumn, data: torch.Tensor) -> torch.Tensor:
-    return data[column.offsets[0] : column.offsets[-1] + column.sizes[-1]]
+def _join_own(column: PlannedColumn, rank: int, held: tuple[torch.Tensor, ...], data: torch.Tensor) -> int | None:
+    """Copies a rank's run of a column in one call and returns its size; None where that is not possible."""
+    if column.owners is None or len({*column.dtypes}) != 1 or {*map(len, column.shapes)} != {1}:
+        return None
+    # Owners are in ascending order.
+    count = column.owners.count(rank)
+    if not count:
+        return 0
+    first = column.owners.index(rank)
+    last = first + count - 1
+    target = data[column.offsets[first] : column.offsets[last] + column.sizes[last]]
+    return target.nbytes if join(held[first : last + 1], column.dtypes[0], target) else None
 
 
 def send_own(plan: ShardPlan, rank: int, send: Callable[[torch.Tensor], None], bucket_bytes: int) -> int:

@@ -98,7 +98,7 @@ class PlannedColumn:
         shapes: shape of each whole tensor.
         sizes: bytes of each whole tensor.
         offsets: where each begins in the data of the tensor file.
-        owners: the context-parallel rank that copies each; None where they are split.
+        owners: the context-parallel rank that copies each, in ascending order; None where they are split.
     """
 
     name: str
@@ -270,6 +270,8 @@ class _Builder:
         self._digest = xxhash.xxh3_64(repr(count).encode())
         if cuts is not None:
             self._rows: list[int] = cuts.responses.tolist()
+            # One for all columns: the garbage collector of the trainer counts tuples.
+            self._flat_shapes: list[tuple[int, ...]] = [*zip(self._rows)]
             self._rows_held: list[int] = cuts.held(rank).tolist()
             for lengths in (cuts.totals, cuts.responses, cuts.padded):
                 self._digest.update(lengths.tobytes())
@@ -333,7 +335,7 @@ class _Builder:
         is_split = of_response and self._is_split(name, shapes)
         if is_split:
             # The whole, not what this rank holds of it.
-            shapes = [*(zip(self._rows) if flat else map(_whole, self._rows, shapes))]
+            shapes = self._flat_shapes if flat else [*map(_whole, self._rows, shapes)]
         counts = chain.from_iterable(shapes) if flat else map(prod, shapes)
         sizes = [*map(mul, counts, map(_ITEM_BYTES, dtypes))]
         owners = None if is_split else self._owners(sizes)
@@ -356,8 +358,8 @@ class _Builder:
         kinds = [dtype_name(dtype) for dtype in (dtypes if len({*dtypes}) > 1 else dtypes[:1])]
         # A range is known by its length, and so are its leaves.
         places = () if isinstance(slots, range) else (slots, leaves)
-        self._digest.update(repr((name, len(plain), len(slots), len(places), kinds)).encode())
-        for numbers in (plain, *places, dimensions, chain.from_iterable(shapes)):
+        self._digest.update(repr((name, len(plain), len(slots), len(places), kinds, flat)).encode())
+        for numbers in (plain, *places, [] if flat else dimensions, chain.from_iterable(shapes)):
             self._digest.update(array("q", numbers))
 
     def _is_split(self, name: str, shapes: list[tuple[int, ...]]) -> bool:
