@@ -313,7 +313,8 @@ def test_a_torch_file_of_something_else_is_one_sentence(
     [
         (["--bootstrap", NOBODY, "--dump-path", "{run_id}.pt"], "has no {rollout_id}"),
         (["--bootstrap", NOBODY, "--dump-path", "{rollout_id}.pt"], "has no {run_id}"),
-        (["--bootstrap", "a:b", "--dump-path", "{tmp}/{run_id}/{rollout_id}.pt"], "bootstrap_servers is 'a:b'"),
+        (["--bootstrap", "a:b", "--dump-path", "{tmp}/{run_id}/{rollout_id}.pt"], "'a:b' is no host:port"),
+        (["--bootstrap", "kafka", "--dump-path", "{tmp}/{run_id}/{rollout_id}.pt"], "'kafka' is no host:port"),
         (["--bootstrap", NOBODY, "--dump-path", "/proc/none/{run_id}/{rollout_id}.pt"], "another one with --dump-path"),
         (
             ["--bootstrap", NOBODY, "--dump-path", "{tmp}/{run_id}/{rollout_id}.pt"],
@@ -361,6 +362,15 @@ def test_a_rollout_that_is_no_number_and_no_range_is_refused(
 ) -> None:
     assert command(monkeypatch, "rebuild", *CONSUME, "--run", "a", "--rollout", rollout) == 2
     assert "use 7 or 7..12" in capsys.readouterr().err
+
+
+def test_a_rebuild_from_an_address_without_a_port_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--bootstrap", "kafka", "--dump-path", "{run_id}/{rollout_id}.pt", "--run", "a", "--rollout", "1"]
+
+    assert command(monkeypatch, "rebuild", *arguments) == 2
+    assert "'kafka' is no host:port" in one_sentence(capsys)
 
 
 def test_missing_topics_that_may_not_be_created_are_one_sentence(

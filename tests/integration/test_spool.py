@@ -390,9 +390,6 @@ def test_a_damaged_bundle_is_a_typed_error(tmp_path: Path, damage: str, how: str
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"bootstrap_servers": ""}, "bootstrap_servers is ''"),
-        ({"bootstrap_servers": "kafka"}, "host:port"),
-        ({"bootstrap_servers": "a:1,b:port"}, "host:port"),
         ({"max_part_bytes": 10}, "max_part_bytes is 10"),
         ({"context_parallel_restore": "magic"}, "'magic'"),
         ({"attempt": -1}, "attempt is -1"),

@@ -7,6 +7,7 @@ from pathlib import Path
 from rollcast.consumer.errors import ConsumeConfigError
 from rollcast.consumer.retention import Retention
 from rollcast.schemas import DEFAULT_LIMITS, Limits, Topics
+from rollcast.schemas.addresses import check_bootstrap_servers
 from rollcast.schemas.kafka_security import KafkaSecurity
 
 _OPTIONS = {
@@ -98,6 +99,7 @@ class ConsumeConfig:
         for name in ("bootstrap_servers", "dump_path", "group_id", "http_host"):
             if not getattr(self, name):
                 raise ConsumeConfigError(f"{_named(name)} is empty; give it a value")
+        check_bootstrap_servers(self.bootstrap_servers)
         positive = (
             "partitions",
             "replication_factor",
