@@ -138,6 +138,7 @@ def write_manifest(path: Path, *metrics: Metric, missing: Missing = NOTHING_MISS
         shards=1,
         samples=2,
         parts=3,
+        own_columns=1,
         duplicates=0,
         replaced_values=0,
         raw_bytes=100,
