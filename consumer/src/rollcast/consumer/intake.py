@@ -29,7 +29,7 @@ from rollcast.consumer.errors import AssemblerFullError, InvalidRecordError, Scr
 from rollcast.consumer.outputs import Outputs
 from rollcast.consumer.reading_clock import ReadingClock
 from rollcast.consumer.retry import Retry, StoppingError
-from rollcast.consumer.rivals import same_content
+from rollcast.consumer.rivals import place_beside
 from rollcast.consumer.rollout import Place, Rollout, RolloutKey
 from rollcast.consumer.scratch import Scratch
 from rollcast.consumer.stats import Stats
@@ -298,11 +298,8 @@ def _place_all(scratch: Scratch, events: Sequence[tuple[Decoded, _Rivals]]) -> l
         if rivals is None or not isinstance(event, SamplePart):
             placed.append(event)
             continue
-        if rivals:
-            placed.append(_placed_apart(scratch, event, rivals))
-            continue
         try:
-            placed.append(scratch.place(event))
+            placed.append(place_beside(scratch, event, rivals))
         except ContractError as exc:
             placed.append(Problem("content", str(exc), event.run_id))
         except ScratchFullError:
@@ -312,12 +309,3 @@ def _place_all(scratch: Scratch, events: Sequence[tuple[Decoded, _Rivals]]) -> l
                 raise
             break
     return placed
-
-
-def _placed_apart(scratch: Scratch, part: SamplePart, rivals: Sequence[SamplePart]) -> SamplePart:
-    """Returns the part with its tensors in files of its own; as it is, if it repeats a rival or cannot be placed."""
-    try:
-        placed = scratch.place(part, apart=True)
-    except (ContractError, ScratchFullError, OSError):
-        return part
-    return part if any(same_content(held, placed) for held in rivals) else placed
