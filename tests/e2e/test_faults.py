@@ -152,7 +152,7 @@ async def test_a_record_limit_lowered_below_a_part_while_it_is_shipped_only_make
 
 
 async def test_a_second_trainer_with_the_same_run_id_is_refused_or_supersedes_the_first_and_never_mixes(
-    pipe: Pipeline,
+    pipe: Pipeline, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with consuming(pipe, 0, 1, 2, 3) as daemon:
         with trainer(pipe, attempt=1, shard=large_shard) as first:
@@ -170,6 +170,7 @@ async def test_a_second_trainer_with_the_same_run_id_is_refused_or_supersedes_th
                 assert await second.close()
             assert await first.close()
         await until(lambda: daemon.stats.stale > 0)
+        await until(lambda: "two trainers share one run id" in caplog.text)
     pipe.check(0, seed=100, shard=large_shard)
     pipe.check(0, name="0.attempt-1", shard=large_shard)
     pipe.check(1, shard=large_shard)

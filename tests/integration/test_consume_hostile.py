@@ -1,5 +1,6 @@
 """The daemon against hostile records and little memory: each costs itself, never the daemon."""
 
+import contextlib
 import errno
 import logging
 import os
@@ -17,10 +18,10 @@ from fixtures.frames import ShardSource, events_of, frames_of
 from fixtures.installation import PART_BYTES, Installation, keyed, running, shards, until
 from rollcast.consumer import Daemon
 from rollcast.consumer.dump_file import load_dump
-from rollcast.consumer.errors import ConsumeConfigError
+from rollcast.consumer.errors import ConsumeConfigError, ScratchFullError
 from rollcast.consumer.open_rollout import resident_size
 from rollcast.consumer.scratch import Scratch
-from rollcast.schemas import DEFAULT_LIMITS, DpShard, SamplePart, decode, encode
+from rollcast.schemas import DEFAULT_LIMITS, DpShard, SamplePart, TensorSlice, decode, encode
 
 
 async def test_a_record_with_a_huge_key_is_a_dead_letter_and_the_daemon_goes_on(installed: Installation) -> None:
@@ -186,6 +187,41 @@ async def test_beside_a_dump_that_waits_with_nearly_all_the_room_others_are_writ
 
     for rollout_id in (1, 3):
         installed.check("run", rollout_id, shards(rollout_id))
+
+
+async def test_the_right_part_after_a_forged_one_waits_for_room_in_a_full_scratch(installed: Installation) -> None:
+    most_bytes = 2**20 + 2**18
+    one, two, three, other = (
+        list(events_of("run", 1, rollout_id, shards(seed), max_part_bytes=PART_BYTES))
+        for rollout_id, seed in ((1, 1), (2, 2), (3, 3), (2, 4))
+    )
+    right, wrong = two[0], other[0]
+    assert isinstance(right, SamplePart)
+    assert isinstance(wrong, SamplePart)
+    # Other tensors alone: whatever else it says would tell it from the right one without them.
+    columns = zip(right.columns, wrong.columns, strict=True)
+    forged = replace(wrong, columns=tuple(b if isinstance(b.value, TensorSlice) else a for a, b in columns))
+    scratch = Scratch(installed.folder, most_bytes, DEFAULT_LIMITS)
+    held = [scratch.place(event) for event in (*one, forged) if isinstance(event, SamplePart)]
+    filling = []
+    with contextlib.suppress(ScratchFullError):
+        for event in three:
+            if isinstance(event, SamplePart):
+                held.append(scratch.place(event))
+                filling.append(event)
+    with pytest.raises(ScratchFullError):
+        scratch.place(right, apart=True)
+
+    async with running(replace(installed.config, max_scratch_bytes=most_bytes)) as daemon:
+        before = [*one[:-1], forged, *filling]
+        await installed.send(keyed("run", 1, map(encode, before)))
+        await until(lambda: daemon.stats.records == len(before))
+        await installed.send(keyed("run", 1, map(encode, two)))
+        await until(lambda: daemon.stats.dumps == 1)
+
+    installed.check("run", 2, shards(2))
+    assert daemon.stats.given_up == 1
+    assert daemon.stats.duplicates == 0
 
 
 def resident_bytes(records: list[tuple[bytes | None, bytes | None]], folder: Path) -> int:

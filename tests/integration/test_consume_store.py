@@ -18,10 +18,11 @@ import pytest
 import torch
 
 from fixtures.stored import KEY, MISSING, dump, payload_of
-from rollcast.consumer.rollout import OffsetSpan
+from rollcast.consumer.rollout import Missing, OffsetSpan
 from rollcast.consumer.store import Dump, LocalDumpStore, Manifest, PublishedDump
 from rollcast.consumer.store.files import LOCK_NAME, HashingWriter, sweep, temporary_beside
-from rollcast.consumer.store.manifest import read_manifest
+from rollcast.consumer.store.manifest import read_manifest, worth_of
+from rollcast.schemas import SHARD_SLOT
 
 
 @pytest.fixture
@@ -137,11 +138,12 @@ def test_an_incomplete_dump_is_replaced_only_by_one_with_more(store: LocalDumpSt
 
 
 def test_of_two_incomplete_dumps_with_as_many_samples_the_one_that_tells_more_stays(store: LocalDumpStore) -> None:
+    refused = Missing(slots=((0, (SHARD_SLOT, 1)),))
     by_worth = [
         dump(missing=MISSING, samples=2),
         dump(missing=MISSING, samples=2, own_columns=True),
         dump(missing=MISSING, samples=2, closing_events=1),
-        dump(missing=MISSING, samples=2, closing_events=2),
+        dump(missing=refused, samples=2, closing_events=2, own_columns=True),
         dump(missing=MISSING, samples=2, closing_events=2, own_columns=True),
         dump(missing=MISSING, samples=3),
         dump(missing=MISSING, samples=1, attempt=2),
@@ -153,9 +155,20 @@ def test_of_two_incomplete_dumps_with_as_many_samples_the_one_that_tells_more_st
             better.sample_count,
         )
         assert len(published.manifest.digests) == sum(shard.event is not None for shard in better.rollout.shards)
-        assert published.manifest.parts == better.rollout.part_count
+        assert published.manifest.own_columns == worth_of(better).own_columns
         for worse in by_worth[: index + 1]:
             assert store.publish(worse) == published
+
+
+def test_into_how_many_parts_its_slots_were_cut_makes_no_incomplete_dump_better(store: LocalDumpStore) -> None:
+    finely = dump(missing=MISSING, samples=2, closing_events=1, cut=3)
+    coarsely = dump(missing=MISSING, samples=2, closing_events=1)
+    first = store.publish(coarsely)
+    assert store.publish(finely) == first
+
+    better = dump(missing=MISSING, samples=2, closing_events=1, own_columns=True)
+    assert store.publish(better).manifest.own_columns == 1
+    assert store.publish(finely).manifest.own_columns == 1
 
 
 @pytest.mark.parametrize("manifest", [None, "", "{", "[]", '{"format": "other"}', '{"format": "rollcast.manifest/1"}'])

@@ -24,9 +24,11 @@ from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.decisions import Complete
 from rollcast.consumer.errors import ScratchFullError
 from rollcast.consumer.restore import restore
+from rollcast.consumer.rivals import place_beside
 from rollcast.consumer.rollout import Place, Rollout
 from rollcast.consumer.scratch import Scratch
 from rollcast.schemas import DEFAULT_LIMITS, Column, DpShard, LimitError, SamplePart, TensorSlice, build_dump_payload
+from rollcast.schemas.codec import RAW
 from rollcast.schemas.errors import ContractError
 from rollcast.schemas.parts import MIN_PART_BYTES, PlacedSlice
 
@@ -153,6 +155,38 @@ def test_what_may_be_a_repeat_takes_no_room_for_the_rest_of_its_tensors(scratch:
 
     assert data_of(placed) == [b"abcd"]
     assert scratch.used_bytes <= 2**20
+
+
+def raw_part(content: bytes, sent: bytes | None = None) -> SamplePart:
+    size, data = len(content), content if sent is None else sent
+    piece = TensorSlice(
+        dtype="uint8", shape=(size,), total_bytes=size, offset=0, slice_bytes=size, codec=RAW, data=data
+    )
+    return replace(parts()[0], columns=(Column("x", 0, None), Column("bytes", 0, piece)))
+
+
+def test_a_repeat_takes_no_room_and_what_differs_in_one_byte_waits_for_some(tmp_path: Path) -> None:
+    part, other = raw_part(bytes(10_000)), raw_part(bytes(9_999) + b"x")
+    scratch = Scratch(tmp_path, 2**16, DEFAULT_LIMITS)
+    held = scratch.place(part, apart=True)
+    assert scratch.used_bytes == 12_288
+    others = [scratch.segment(4096) for _ in range((2**16 - scratch.used_bytes) // 4096)]
+    assert scratch.used_bytes == 2**16
+
+    assert place_beside(scratch, part, [held]) is part
+    with pytest.raises(ScratchFullError):
+        place_beside(scratch, other, [held])
+    others.clear()
+
+    rival = place_beside(scratch, other, [held])
+    assert (data_of(held), data_of(rival)) == (data_of(part), data_of(other))
+    assert place_beside(scratch, other, [held, rival]) is other
+
+
+def test_a_corrupt_repeat_is_refused(scratch: Scratch) -> None:
+    held = scratch.place(raw_part(bytes(1000)))
+    with pytest.raises(ContractError):
+        place_beside(scratch, raw_part(bytes(1000), sent=b"cut"), [held])
 
 
 def test_what_comes_after_forget_does_not_touch_what_came_before(scratch: Scratch) -> None:

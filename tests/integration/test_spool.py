@@ -1,7 +1,6 @@
 """Bundles on a real file system: whole or not there at all."""
 
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,24 +8,18 @@ import pytest
 import safetensors.torch
 import torch
 
-from fixtures.publishers import direct_payload, spool_publisher
-from fixtures.rollouts import context_parallel_share, payload_in_spool, whole_shard
+from fixtures.publishers import direct_payload, spool_publisher, spool_session
+from fixtures.rollouts import payload_in_spool, whole_shard
 from rollcast.consumer.difference import differences
 from rollcast.producer import PublisherConfig, PublishStatus
 from rollcast.producer.committer import CommitJob, Committer
-from rollcast.producer.control import Control
-from rollcast.producer.copy import copy_own
-from rollcast.producer.errors import ProducerError, RolloutDataError, SpoolError, SpoolFullError
+from rollcast.producer.errors import ProducerError, RolloutDataError, SpoolError
 from rollcast.producer.parallel import ParallelLayout
 from rollcast.producer.plan import make_plan
-from rollcast.producer.session import Session, open_session
 from rollcast.producer.spool.folder import BundleName, SpoolFolder
-from rollcast.producer.spool.pool import TensorPool
 from rollcast.producer.spool.read import read_bundle
-from rollcast.producer.spool.tensor_file import finish_tensor_file
 from rollcast.producer.spool.write import BundleWriter
 from rollcast.producer.stats import Counters
-from rollcast.schemas import build_dump_payload
 from rollcast.schemas.tensors import UNSUPPORTED_KEY
 
 
@@ -162,14 +155,8 @@ def test_an_unusable_spool_switches_publishing_off_with_one_sentence(
     assert not publisher.close(0.2)
 
 
-def _session(spool: Path, **options: Any) -> Session:
-    settings: dict[str, Any] = {"run_id": "run", "bootstrap_servers": "127.0.0.1:1"} | options
-    layout = ParallelLayout()
-    return open_session(PublisherConfig(spool_dir=spool, **settings), layout, Control(layout, 1.0))
-
-
 def test_a_peer_that_never_fills_its_part_makes_the_rollout_a_dropped_one(tmp_path: Path) -> None:
-    session = _session(tmp_path, commit_timeout_s=0.2)
+    session = spool_session(tmp_path, commit_timeout_s=0.2)
     plan = make_plan(whole_shard(0, 0, 1), ParallelLayout())
     name = BundleName(0, session.attempt, "dp0")
     session.start_bundle(name, plan).mark_filled(0)
@@ -185,7 +172,7 @@ def test_a_peer_that_never_fills_its_part_makes_the_rollout_a_dropped_one(tmp_pa
 
 
 def test_a_bundle_that_was_removed_before_it_was_filled_is_not_waited_for(tmp_path: Path) -> None:
-    session = _session(tmp_path, commit_timeout_s=1000)
+    session = spool_session(tmp_path, commit_timeout_s=1000)
     plan = make_plan(whole_shard(0, 0, 1), ParallelLayout())
     name = BundleName(0, session.attempt, "dp0")
     session.start_bundle(name, plan).discard()
@@ -279,88 +266,6 @@ def test_a_new_attempt_is_above_any_in_the_spool(tmp_path: Path) -> None:
     assert [name.attempt for name, _ in SpoolFolder(tmp_path).bundles()] == [future, future + 1]
 
 
-def test_a_full_disk_is_an_error_at_creation_and_not_a_signal_later(tmp_path: Path) -> None:
-    session = _session(tmp_path)
-    plan = make_plan(whole_shard(0, 0, 1), ParallelLayout())
-    with pytest.raises(SpoolFullError, match="no room for"):
-        session.start_bundle(BundleName(0, 1, "dp0"), replace(plan, data_bytes=2**50))
-    assert not list(tmp_path.rglob("*.filling"))
-
-
-def test_a_bundle_above_the_quota_drops_the_rollout(tmp_path: Path) -> None:
-    publisher = spool_publisher(tmp_path, max_spool_bytes=10)
-    result = publisher.publish(0, whole_shard(0, 0, 1))
-    assert result.status is PublishStatus.DROPPED
-    assert result.reason is not None
-    assert "max_spool_bytes 10" in result.reason
-    publisher.close(0.2)
-
-
-def test_a_recycled_file_shows_nothing_of_its_earlier_content(tmp_path: Path) -> None:
-    session = _session(tmp_path)
-    publisher = spool_publisher(tmp_path, strict=True)
-    shards = [whole_shard(seed, 0, 1) for seed in range(4)]
-    shards[1]["log_probs"] = [tensor.repeat_interleave(1) for tensor in shards[1]["log_probs"]]
-    inodes = set()
-    for rollout_id, shard in enumerate(shards):
-        if rollout_id == 2:
-            shard["extra"] = [torch.full((1000,), 7.0)] * 7
-        publisher.publish(rollout_id, shard)
-        while not session.spool.bundles():
-            pass
-        direct = build_dump_payload(
-            [{"rank": 0, "data_parallel_rank": 0, "rollout_data": shard}], rollout_id=rollout_id, writer_rank=0
-        )
-        assert not differences(payload_in_spool(tmp_path, rollout_id), direct)
-        ((_, path),) = session.spool.bundles()
-        inodes.add((path / "tensors.safetensors").stat().st_ino)
-        safetensors.torch.load_file(path / "tensors.safetensors")
-        session.spool.retire(path)
-    assert len(inodes) == 1
-    publisher.close(0.2)
-
-
-def test_what_no_rank_holds_reads_as_zero_in_a_recycled_file(tmp_path: Path) -> None:
-    session = _session(tmp_path)
-    layouts = [ParallelLayout(context_parallel_rank=rank, context_parallel_size=2) for rank in range(2)]
-    plans = [
-        make_plan(context_parallel_share(whole_shard(0, 0, 1), layout.context_parallel_rank, 2), layout)
-        for layout in layouts
-    ]
-    used = session.start_bundle(BundleName(0, 1, "dp0"), plans[0])
-    used.file.data.fill_(255)
-    session.spool.pool.give(used.path / "tensors.safetensors")
-    bundle = session.start_bundle(BundleName(1, 1, "dp0"), plans[0])
-    for rank, plan in enumerate(plans):
-        copy_own(plan, rank, bundle.file.data)
-    finish_tensor_file(bundle.path / "tensors.safetensors", plans[0].records)
-    whole = make_plan(whole_shard(0, 0, 1), ParallelLayout())
-    expected = torch.zeros(whole.data_bytes, dtype=torch.uint8)
-    copy_own(whole, 0, expected)
-    assert torch.equal(bundle.file.data, expected)
-
-
-def test_a_full_pool_takes_no_more(tmp_path: Path) -> None:
-    pool = TensorPool(tmp_path / "pool", max_bytes=10)
-    for number in range(3):
-        file = tmp_path / f"file-{number}"
-        file.write_bytes(bytes(4))
-        pool.give(file)
-    assert [size for size, _ in pool.files()] == [4, 4]
-    pool.take(tmp_path / "taken", 3)
-    assert (tmp_path / "taken").stat().st_size == 3
-    assert len(pool.files()) == 1
-
-
-def test_a_pool_keeps_few_files_however_small_they_are(tmp_path: Path) -> None:
-    pool = TensorPool(tmp_path / "pool")
-    for number in range(100):
-        file = tmp_path / f"file-{number}"
-        file.write_bytes(b"x")
-        pool.give(file)
-    assert len(pool.files()) == 64
-
-
 @pytest.mark.parametrize("garbage", [b"\xff\xfe", None])
 def test_a_destination_that_is_none_hides_no_other_run(tmp_path: Path, garbage: bytes | None) -> None:
     spool = SpoolFolder(tmp_path)
@@ -386,7 +291,7 @@ def test_a_destination_that_is_none_hides_no_other_run(tmp_path: Path, garbage: 
 def test_leftovers_of_the_dead_are_swept_when_nobody_lives(tmp_path: Path) -> None:
     spool = SpoolFolder(tmp_path)
     plan = make_plan(whole_shard(0, 0, 1), ParallelLayout())
-    session = _session(tmp_path)
+    session = spool_session(tmp_path)
     for run_id, name in (("other", "0-a1-dp0"), ("run", "3-a2-dp5")):
         parsed = BundleName.parse(name)
         assert parsed is not None
@@ -417,9 +322,6 @@ def test_a_damaged_bundle_is_a_typed_error(tmp_path: Path, damage: str, how: str
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"bootstrap_servers": ""}, "bootstrap_servers is ''"),
-        ({"bootstrap_servers": "kafka"}, "host:port"),
-        ({"bootstrap_servers": "a:1,b:port"}, "host:port"),
         ({"max_part_bytes": 10}, "max_part_bytes is 10"),
         ({"context_parallel_restore": "magic"}, "'magic'"),
         ({"attempt": -1}, "attempt is -1"),

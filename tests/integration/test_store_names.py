@@ -54,6 +54,23 @@ def test_where_names_have_attempts_each_dump_stays_and_the_highest_counts(tmp_pa
     assert sound(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("name", "path"), [("{rollout_id:04d}.pt", "0007.pt"), ("{rollout_id:04d}.{attempt}.pt", "0007.2.pt")]
+)
+def test_a_dump_whose_rollout_is_padded_is_found_and_removed_as_any_other(tmp_path: Path, name: str, path: str) -> None:
+    kept = store(tmp_path, name, Retention(keep_last=1))
+    kept.publish(dump(attempt=1))
+    second = kept.publish(dump(attempt=2))
+    assert second.path == tmp_path / "run" / path
+    assert kept.published(KEY) == second
+    assert sound(tmp_path)
+
+    kept.publish(dump(12_345, attempt=2))
+    assert path not in names(tmp_path)
+    assert (removed := kept.published(KEY)) is not None
+    assert removed.manifest.id.attempt == 2
+
+
 def test_a_dump_of_several_files_has_one_manifest_and_replaces_files_of_other_ranks(tmp_path: Path) -> None:
     kept = store(tmp_path, "{rollout_id}_{rank}.pt", several_files=True)
     kept.publish(dump(ranks=(0, 1), attempt=2, missing=MISSING))

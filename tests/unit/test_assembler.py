@@ -337,12 +337,21 @@ def test_the_oldest_open_rollout_tells_since_when_it_is_open() -> None:
     assert target.oldest_opened_at == 5.0
 
 
-def test_what_has_expired_is_handed_out_a_few_at_a_time() -> None:
+def test_what_is_overdue_is_handed_out_one_by_one_unless_something_came_since() -> None:
     target = assembler(incomplete_after_s=10.0)
     feed = Feed(target)
     for rollout_id in range(5):
         feed(events(rollout_id)[:1], now=float(rollout_id))
 
-    handed_out = [[each.rollout.id.rollout_id for each in target.expire(13.5, most=2)] for _ in range(4)]
+    overdue = target.overdue(13.5)
+    assert [identity.rollout_id for identity in overdue] == [0, 1, 2, 3]
+    assert target.overdue(13.5) == overdue
 
-    assert handed_out == [[0, 1], [2, 3], [], []]
+    feed(events(1)[1:2], now=14.0)
+    (rollout,) = completed(feed(events(2)[1:], now=14.0))
+    target.finish(rollout.id, complete=True)
+    handed_out = [target.expire_one(identity, 14.0) for identity in overdue]
+
+    assert [each and each.rollout.id.rollout_id for each in handed_out] == [0, None, None, 3]
+    assert target.expire_one(overdue[0], 14.0) is None
+    assert [identity.rollout_id for identity in target.overdue(14.0)] == [4]

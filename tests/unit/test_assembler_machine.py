@@ -1,192 +1,29 @@
 """The assembler against a simple model: random records, attempts, publishing, restarts and rebalances."""
 
 import random
-from collections import Counter, defaultdict, deque
-from dataclasses import dataclass, field, replace
-from math import prod
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import initialize, invariant, precondition, rule, run_state_machine_as_test
 
-from rollcast.consumer.assembler import Assembler
-from rollcast.consumer.decisions import (
-    Complete,
-    Conflict,
-    Decision,
-    Discarded,
-    Dropped,
-    Duplicate,
-    Evicted,
-    Late,
-    Stale,
-    Superseded,
-)
+from fixtures.assembler_checks import AssemblerChecks
+from fixtures.assembler_model import BAD, EXPIRE_S, Event, id_of, is_bad, partition_of, piece_of, sent_by
+from rollcast.consumer.decisions import Evicted
 from rollcast.consumer.errors import AssemblerFullError, InvalidRecordError
 from rollcast.consumer.open_rollout import resident_size
-from rollcast.consumer.rollout import Place, Rollout, RolloutId, RolloutKey, SlotCut, WholeSlot
-from rollcast.schemas import SHARD_SLOT, Column, DpShard, SamplePart
-
-Event = SamplePart | DpShard
-Slot = tuple[int, int]
-Piece = tuple[int, int, int, int, bool] | int
+from rollcast.consumer.rollout import Place, RolloutId, RolloutKey
+from rollcast.schemas import DpShard, SamplePart
 
 SIZE = 100
-EXPIRE_S = 10.0
 RUNS, ROLLOUTS, ATTEMPTS = ("a", "b"), (0, 1, 2), (1, 2, 3)
 STEPS: Counter[str] = Counter()
 
 
-def shape(rollout_id: int, attempt: int) -> list[int]:
-    """Samples of each shard of a rollout: another number in every attempt."""
-    return [[1], [2, 0], [1, 1]][(rollout_id + attempt) % 3]
-
-
-def sent_by(run_id: str, rollout_id: int, attempt: int, part_count: int) -> list[Event]:
-    """What a shipper sends of a rollout when it cuts every slot into so many parts."""
-    sent: list[Event] = []
-    samples = shape(rollout_id, attempt)
-    for rank, count in enumerate(samples):
-        sent += [
-            SamplePart(
-                run_id=run_id,
-                attempt=attempt,
-                rollout_id=rollout_id,
-                data_parallel_rank=rank,
-                slot=slot,
-                rollout_position=None,
-                sample_index=None,
-                part=part,
-                part_count=part_count,
-                columns=(),
-            )
-            for slot in range(SHARD_SLOT, count)
-            for part in range(part_count)
-        ]
-        sent.append(
-            DpShard(
-                run_id=run_id,
-                attempt=attempt,
-                rollout_id=rollout_id,
-                data_parallel_rank=rank,
-                data_parallel_size=len(samples),
-                rank=rank,
-                tensor_parallel_size=1,
-                pipeline_parallel_size=1,
-                context_parallel_size=1,
-                context_parallel_layout="none",
-                sample_count=count,
-                slot_digests=(b"d" * 16,) * (count + 1),
-                part_counts=(part_count,) * (count + 1),
-                raw_bytes=0,
-                replaced_values=0,
-                dropped_reason=None,
-                published_at_ms=0,
-            )
-        )
-    return sent
-
-
-BAD = (Column("bad", 0, None),)
-
-
-def is_bad(part: SamplePart) -> bool:
-    """Stands for content without the announced digest."""
-    return part.columns == BAD
-
-
-def id_of(event: Event) -> RolloutId:
-    return RolloutId(event.run_id, event.attempt, event.rollout_id)
-
-
-def partition_of(event: Event) -> int:
-    return event.rollout_id % 2
-
-
-def piece_of(event: Event) -> Piece:
-    if isinstance(event, DpShard):
-        return event.data_parallel_rank
-    return event.data_parallel_rank, event.slot, event.part_count, event.part, is_bad(event)
-
-
-@dataclass
-class Model:
-    """What is known of one open rollout: the records held, and those that no durable dump has."""
-
-    held: dict[Piece, Event] = field(default_factory=dict)
-    needed: dict[Piece, int] = field(default_factory=dict)
-    touched_at: float = 0.0
-    state: str = "collecting"
-    was_incomplete: bool = False
-
-    def cuts(self) -> dict[Slot, dict[int, list[SamplePart]]]:
-        found: dict[Slot, dict[int, list[SamplePart]]] = defaultdict(lambda: defaultdict(list))
-        for event in self.held.values():
-            if isinstance(event, SamplePart):
-                found[event.data_parallel_rank, event.slot][event.part_count].append(event)
-        return found
-
-    def whole(self) -> dict[Slot, list[list[SamplePart]]]:
-        """Returns the parts of each cut of each slot of which every part is there, in one content or in several."""
-        found: dict[Slot, list[list[SamplePart]]] = defaultdict(list)
-        for slot, cuts in self.cuts().items():
-            for part_count, parts in cuts.items():
-                if len({part.part for part in parts}) == part_count:
-                    found[slot].append(parts)
-        return found
-
-    def closing(self) -> dict[int, DpShard]:
-        return {event.data_parallel_rank: event for event in self.held.values() if isinstance(event, DpShard)}
-
-    def has_room_for(self, rank: int, slot: int) -> bool:
-        closing = self.closing()
-        sizes = {event.data_parallel_size for event in closing.values()}
-        return all(rank < size for size in sizes) and (rank not in closing or slot < closing[rank].sample_count)
-
-    def complete(self) -> bool:
-        closing = self.closing()
-        expected = {(rank, slot) for rank, event in closing.items() for slot in range(SHARD_SLOT, event.sample_count)}
-        return (
-            bool(closing)
-            and all(len(closing) == event.data_parallel_size for event in closing.values())
-            and self.whole().keys() == expected
-        )
-
-    def remove(self, pieces: set[Piece]) -> None:
-        for piece in pieces:
-            del self.held[piece]
-            self.needed.pop(piece, None)
-
-
-class AssemblerMachine(RuleBasedStateMachine):
-    """A topic of two partitions, one reader with an assembler, and a store; each can stop and start again."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.topic: dict[int, list[Event]] = {0: [], 1: []}
-        self.committed = {0: 0, 1: 0}
-        self.store: dict[RolloutKey, int] = {}
-        self.spoilt: set[RolloutId] = set()
-        self.now = 0.0
-        self.cap = 10**9
-        self.start()
-
-    def start(self) -> None:
-        self.assembler = Assembler(incomplete_after_s=EXPIRE_S, max_resident_bytes=self.cap)
-        self.cursor = dict(self.committed)
-        self.models: dict[RolloutId, Model] = {}
-        self.latest: dict[RolloutKey, int] = {}
-        self.finished: dict[RolloutKey, int] = {}
-        self.handed_out: deque[Rollout] = deque()
-        self.completed: set[RolloutId] = set()
+class AssemblerMachine(AssemblerChecks):
+    """What producers and the daemon do, in any order."""
 
     @initialize(cap=st.sampled_from([10**9, 40_000]))
     def choose_cap(self, cap: int) -> None:
@@ -286,123 +123,6 @@ class AssemblerMachine(RuleBasedStateMachine):
             self.note_incomplete(given_up.rollout)
         while self.handed_out:
             self.publish()
-
-    def expected(self, event: Event) -> str:
-        """Returns what the model makes of a record."""
-        identity = id_of(event)
-        finished, latest = self.finished.get(identity.key, 0), self.latest.get(identity.key, 0)
-        if event.attempt < max(finished, latest):
-            return "stale"
-        if event.attempt == finished:
-            return "duplicate"
-        model = self.models.get(identity, Model())
-        if isinstance(event, SamplePart):
-            if not model.has_room_for(event.data_parallel_rank, event.slot):
-                return "invalid"
-            return "duplicate" if piece_of(event) in model.held else "held"
-        if event.dropped_reason is not None:
-            return "conflict" if model.state.startswith("complete") else "dropped"
-        held = model.closing()
-        if event.data_parallel_rank in held:
-            return "duplicate" if same(held[event.data_parallel_rank], event) else "conflict"
-        sizes = {other.data_parallel_size for other in held.values()}
-        return "held" if sizes <= {event.data_parallel_size} else "conflict"
-
-    def has_twin(self, event: SamplePart) -> bool:
-        """Returns whether a part with its identity is held, whatever it says, and may be the wrong one."""
-        held = self.models.get(id_of(event), Model()).held
-        return self.expected(event) in ("held", "duplicate") and any(
-            piece_of(replace(event, columns=columns)) in held for columns in ((), BAD)
-        )
-
-    def note_taken(self, event: Event, expected: str, decisions: list[Decision], place: Place) -> None:
-        identity = id_of(event)
-        kinds = Counter(type(decision) for decision in decisions)
-        assert kinds[Stale] == (expected == "stale")
-        assert kinds[Duplicate] == (expected == "duplicate")
-        assert kinds[Conflict] == (expected == "conflict")
-        assert kinds[Dropped] == (expected == "dropped")
-        if expected in ("stale", "duplicate") and event.attempt <= self.finished.get(identity.key, 0):
-            return
-        if expected == "stale":
-            return
-        self.note_superseded(identity, kinds[Superseded])
-        if expected == "dropped":
-            self.models.pop(identity, None)
-            self.latest.pop(identity.key, None)
-            self.finished[identity.key] = event.attempt
-            return
-        self.latest[identity.key] = event.attempt
-        model = self.models.setdefault(identity, Model(touched_at=self.now))
-        if expected == "held":
-            assert kinds[Late] == model.was_incomplete
-            model.held[piece_of(event)] = event
-            model.needed[piece_of(event)] = place.offset
-            model.touched_at = self.now
-            if model.state == "incomplete durable":
-                model.state = "collecting"
-        beyond = {
-            piece
-            for piece, part in model.held.items()
-            if isinstance(part, SamplePart) and not model.has_room_for(part.data_parallel_rank, part.slot)
-        }
-        discarded = {piece_of(part) for each in decisions if isinstance(each, Discarded) for part in each.parts}
-        assert discarded == beyond
-        model.remove(beyond)
-        self.note_complete(identity, decisions)
-
-    def note_superseded(self, identity: RolloutId, told: int) -> None:
-        lower = self.latest.get(identity.key, identity.attempt)
-        if lower >= identity.attempt:
-            assert not told
-            return
-        superseded = replace(identity, attempt=lower)
-        if self.models[superseded].state.endswith("handed out"):
-            assert not told
-            return
-        assert told == 1
-        del self.models[superseded]
-
-    def note_complete(self, identity: RolloutId, decisions: list[Decision]) -> None:
-        completed = [decision.rollout for decision in decisions if isinstance(decision, Complete)]
-        model = self.models[identity]
-        assert len(completed) == (model.complete() and not model.state.startswith("complete"))
-        for rollout in completed:
-            assert rollout.id == identity
-            assert identity not in self.completed
-            self.completed.add(identity)
-            assert not rollout.missing
-            assert {shard.data_parallel_rank: shard.event for shard in rollout.shards} == model.closing()
-            self.check_slots(rollout, model)
-            model.state = "complete handed out"
-            self.handed_out.append(rollout)
-
-    def check_slots(self, rollout: Rollout, model: Model) -> None:
-        handed_out = {
-            (slot.cut.data_parallel_rank, slot.cut.slot): slot for shard in rollout.shards for slot in shard.slots
-        }
-        whole = model.whole()
-        assert handed_out.keys() == whole.keys()
-        for place, slot in handed_out.items():
-            # Every way to fill the slot, each once.
-            ways = [list(each.parts) for each in (slot, *slot.rivals)]
-            assert len(ways) == len({tuple(map(id, way)) for way in ways})
-            assert len(ways) == sum(prod(Counter(part.part for part in parts).values()) for parts in whole[place])
-            for way in ways:
-                assert [part.part for part in way] == list(range(way[0].part_count))
-                assert any(all(part in parts for part in way) for parts in whole[place])
-
-    def note_incomplete(self, rollout: Rollout) -> None:
-        model = self.models[rollout.id]
-        assert model.state == "collecting"
-        self.check_slots(rollout, model)
-        model.state, model.was_incomplete = "incomplete handed out", True
-        self.handed_out.append(rollout)
-
-    def note_evicted(self, evicted: Evicted) -> None:
-        assert self.models.pop(evicted.rollout_id).state == "incomplete durable"
-        del self.latest[evicted.rollout_id.key]
-        self.completed.discard(evicted.rollout_id)
 
     @rule(seconds=st.sampled_from([0.1, 4.0, 11.0]))
     def wait(self, seconds: float) -> None:
@@ -505,25 +225,6 @@ class AssemblerMachine(RuleBasedStateMachine):
                 model.state = model.state.replace("waits", "handed out")
                 self.handed_out.append(again)
 
-    def snapshot_saw(self, rollout: Rollout, model: Model, piece: Piece) -> bool:
-        """Returns whether a part of a slot that was not whole came before the snapshot; it is given up then."""
-        first = {span.partition: span.last for span in rollout.spans}
-        return model.needed[piece] <= first[rollout.id.rollout_id % 2]
-
-    def forget_cuts(self, model: Model, cuts: list[SlotCut], slots: list[WholeSlot]) -> None:
-        """Removes what was refused, but no cut with a part that has come since."""
-        seen = {piece_of(part) for slot in slots for each in (slot, *slot.rivals) for part in each.parts}
-        refused = {(cut.data_parallel_rank, cut.slot, cut.part_count) for cut in cuts}
-        parts = {piece for piece in model.held if isinstance(piece, tuple) and piece[:3] in refused}
-        fresh = {piece[:3] for piece in parts - seen if isinstance(piece, tuple)}
-        model.remove({piece for piece in parts if isinstance(piece, tuple) and piece[:3] not in fresh})
-
-    def close(self, identity: RolloutId) -> None:
-        self.models.pop(identity, None)
-        self.completed.discard(identity)
-        if self.latest.get(identity.key) == identity.attempt:
-            del self.latest[identity.key]
-
     @rule()
     def commit(self) -> None:
         for partition in (0, 1):
@@ -591,10 +292,6 @@ class AssemblerMachine(RuleBasedStateMachine):
                 if self.store.get(key) == attempt:
                     break
             assert self.store.get(key) == attempt, f"{identity} is lost"
-
-
-def same(one: DpShard, other: DpShard) -> bool:
-    return replace(one, published_at_ms=0, part_counts=()) == replace(other, published_at_ms=0, part_counts=())
 
 
 @pytest.mark.timeout(180)

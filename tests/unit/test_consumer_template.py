@@ -33,8 +33,14 @@ RUN_IDS = [
         ("dumps/{run_id}.pt", "no {rollout_id}"),
         ("dumps/{rollout_id}.pt", "no {run_id}"),
         ("dumps/{run_id}/{rollout}.pt", "unknown placeholder 'rollout'"),
-        ("dumps/{run_id}/{rollout_id:03d}.pt", "unknown placeholder"),
-        ("dumps/{run_id!r}/{rollout_id}.pt", "unknown placeholder"),
+        ("dumps/{run_id}/{rollout_id:3d}.pt", "has {rollout_id:3d}, a format that cannot be used; write {rollout_id}"),
+        ("dumps/{run_id}/{rollout_id:04x}.pt", "has {rollout_id:04x}, a format"),
+        ("dumps/{run_id}/{rollout_id:020d}.pt", "has {rollout_id:020d}, a format"),
+        ("dumps/{run_id}/{rollout_id:{rank}}.pt", "has {rollout_id:{rank}}, a format"),
+        ("dumps/{run_id}/{rollout_id:04d\n}.pt", "a format"),
+        ("dumps/{run_id}/{rollout_id!r}.pt", "has {rollout_id!r}, a format"),
+        ("dumps/{run_id}/{rollout_id}_{rank:02d}.pt", "has {rank:02d}, a format that cannot be used; write {rank}"),
+        ("dumps/{run_id!r}/{rollout_id}.pt", "has {run_id!r}, a format"),
         ("dumps/{}/{rollout_id}.pt", "unknown placeholder"),
         ("dumps/{run_id}{rollout_id}.pt", "between two placeholders"),
         ("dumps/{run_id}0{rollout_id}.pt", "between two placeholders"),
@@ -67,6 +73,7 @@ def test_a_dump_of_several_files_needs_ranks_in_their_names() -> None:
         "/d/{run_id}/{rollout_id}_{rank}.pt",
         "/d/{run_id}_{rank}-x{attempt}_{rollout_id}.pt",
         "/d/{run_id}/{run_id}.{rollout_id}.r{rank}.{attempt}",
+        "/d/{run_id}/{rollout_id:02d}_{rank}_{attempt}.pt",
     ],
 )
 def test_every_file_and_what_stands_beside_it_has_a_path_of_its_own(template: str) -> None:
@@ -89,7 +96,14 @@ def test_every_file_and_what_stands_beside_it_has_a_path_of_its_own(template: st
 
 
 @pytest.mark.parametrize(
-    "template", ["/d/{run_id}/{rollout_id}.pt", "/d/{run_id}_x{rollout_id}.pt", "/d/{run_id}_{rollout_id}/dump.pt"]
+    "template",
+    [
+        "/d/{run_id}/{rollout_id}.pt",
+        "/d/{run_id}/{rollout_id:02d}.pt",
+        "/d/{run_id}_x{rollout_id}.pt",
+        "/d/{run_id}_{rollout_id}/dump.pt",
+        "/d/{run_id}_{rollout_id:019d}/dump.pt",
+    ],
 )
 def test_every_rollout_of_every_run_has_its_own_path_inside_the_folder(template: str) -> None:
     made = PathTemplate(template)
@@ -102,6 +116,14 @@ def test_every_rollout_of_every_run_has_its_own_path_inside_the_folder(template:
         assert path.is_relative_to("/d")
         assert ".." not in path.parts
         assert all(len(part.encode()) < 200 for part in path.parts)
+
+
+def test_rollouts_padded_with_zeros_stand_in_their_order() -> None:
+    made = PathTemplate("/d/{run_id}/{rollout_id:04d}.pt")
+    names = [made.path(RolloutId("a", 1, rollout_id), 0).name for rollout_id in (0, 9, 10, 999, 1000, 9999)]
+    assert names == sorted(names)
+    assert names[1] == "0009.pt"
+    assert made.path(RolloutId("a", 1, 12_345), 0).name == "12345.pt"
 
 
 def test_a_relative_template_gives_absolute_paths() -> None:

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from rollcast.consumer.broker import BrokerError
+from rollcast.schemas import ContractError
 from rollcast_demo.demo import DemoOptions, run_demo
 from rollcast_demo.errors import DemoError
 
@@ -29,10 +30,10 @@ def main(
     signal.signal(signal.SIGTERM, _interrupt)
     plain = Console()
     console = plain if plain.is_terminal else Console(width=_WIDTH_WITHOUT_TERMINAL)
-    options = DemoOptions(rollouts=rollouts, output_dir=output.absolute(), bootstrap_servers=bootstrap, keep=keep)
     try:
+        options = DemoOptions(rollouts=rollouts, output_dir=output.absolute(), bootstrap_servers=bootstrap, keep=keep)
         good = run_demo(options, console)
-    except (DemoError, BrokerError) as error:
+    except (DemoError, BrokerError, ContractError) as error:
         console.print(f"The demo failed: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from rollcast.consumer.broker import running_broker
+from rollcast.schemas.addresses import check_bootstrap_servers
 from rollcast_demo.compare import DumpPair, await_dumps, compare
 from rollcast_demo.config import TrainerConfig
 from rollcast_demo.daemon import running_daemon
@@ -38,6 +39,11 @@ class DemoOptions:
     output_dir: Path
     bootstrap_servers: str | None
     keep: bool
+
+    def __post_init__(self) -> None:
+        """Refuses an address that is none."""
+        if self.bootstrap_servers is not None:
+            check_bootstrap_servers(self.bootstrap_servers)
 
 
 def run_demo(options: DemoOptions, console: Console) -> bool:

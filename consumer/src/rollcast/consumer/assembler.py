@@ -298,25 +298,31 @@ class Assembler:
             if self._latest.get(identity.key) != identity.attempt:
                 self._close(identity)
 
-    def expire(self, now: float, most: int | None = None) -> list[Incomplete]:
-        """Hands out the rollouts for which nothing new came for `incomplete_after_s`, at most so many at once."""
-        expired = itertools.islice(
-            (
-                rollout
-                for rollout in self._open.values()
-                if rollout.phase is Phase.COLLECTING and now - rollout.touched_at >= self._incomplete_after_s
-            ),
-            most,
-        )
-        return [Incomplete(rollout.hand_out(Phase.INCOMPLETE_HANDED_OUT, next(self._serials))) for rollout in expired]
+    def overdue(self, now: float) -> list[RolloutId]:
+        """Returns the rollouts for which nothing new came for `incomplete_after_s`, those opened first first."""
+        return [rollout.id for rollout in self._open.values() if self._is_overdue(rollout, now)]
+
+    def expire(self, now: float) -> list[Incomplete]:
+        """Hands out all of them."""
+        return [self._give_up(self._open[identity]) for identity in self.overdue(now)]
+
+    def expire_one(self, identity: RolloutId, now: float) -> Incomplete | None:
+        """Hands out one of them; None if something came since, or it is not open any longer."""
+        rollout = self._open.get(identity)
+        return self._give_up(rollout) if rollout is not None and self._is_overdue(rollout, now) else None
+
+    def _is_overdue(self, rollout: OpenRollout, now: float) -> bool:
+        return rollout.phase is Phase.COLLECTING and now - rollout.touched_at >= self._incomplete_after_s
+
+    def _give_up(self, rollout: OpenRollout) -> Incomplete:
+        return Incomplete(rollout.hand_out(Phase.INCOMPLETE_HANDED_OUT, next(self._serials)))
 
     def give_up_oldest(self) -> Incomplete | None:
         """Hands out the rollout that has waited longest for a new record, to make room; None if none is waiting."""
         waiting = [rollout for rollout in self._open.values() if rollout.phase is Phase.COLLECTING]
         if not waiting:
             return None
-        oldest = min(waiting, key=lambda rollout: rollout.touched_at)
-        return Incomplete(oldest.hand_out(Phase.INCOMPLETE_HANDED_OUT, next(self._serials)))
+        return self._give_up(min(waiting, key=lambda rollout: rollout.touched_at))
 
     def evict_oldest(self) -> Evicted | None:
         """Closes the rollout with a durable incomplete dump that has waited longest; None if there is none."""

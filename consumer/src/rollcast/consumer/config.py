@@ -7,6 +7,7 @@ from pathlib import Path
 from rollcast.consumer.errors import ConsumeConfigError
 from rollcast.consumer.retention import Retention
 from rollcast.schemas import DEFAULT_LIMITS, Limits, Topics
+from rollcast.schemas.addresses import check_bootstrap_servers
 from rollcast.schemas.kafka_security import KafkaSecurity
 
 _OPTIONS = {
@@ -42,7 +43,8 @@ class ConsumeConfig:
 
     Attributes:
         bootstrap_servers: addresses of the Kafka cluster, `host:port`, comma-separated.
-        dump_path: path template with `{run_id}` and `{rollout_id}`; its file name may have `{rank}` and `{attempt}`.
+        dump_path: path template with `{run_id}` and `{rollout_id}`, which may be padded, `{rollout_id:06d}`; its file
+            name may have `{rank}` and `{attempt}`.
         layout: of the dumps' files.
         retention: which dumps are removed.
         topics: names of the topics.
@@ -98,6 +100,7 @@ class ConsumeConfig:
         for name in ("bootstrap_servers", "dump_path", "group_id", "http_host"):
             if not getattr(self, name):
                 raise ConsumeConfigError(f"{_named(name)} is empty; give it a value")
+        check_bootstrap_servers(self.bootstrap_servers)
         positive = (
             "partitions",
             "replication_factor",

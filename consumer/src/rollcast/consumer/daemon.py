@@ -33,7 +33,6 @@ from rollcast.consumer.waiting import Waiting
 from rollcast.consumer.watchdog import ClientStalledError, Watchdog
 
 _QUEUED_ROLLOUTS = 2
-_EXPIRED_AT_ONCE = 16
 
 _log = logging.getLogger("rollcast.consumer")
 
@@ -240,13 +239,15 @@ class Daemon:
             await self._retry.pause(min(1.0, self._config.incomplete_after_s / 4))
             if self._stopping.is_set():
                 return
-            # A few at a time: handing out thousands at once would hold up the event loop.
-            while not self._stopping.is_set() and (
-                expired := self._assembler.expire(self._clock.now, _EXPIRED_AT_ONCE)
-            ):
-                while expired:
-                    # Nothing here may refer to the last one until the next expires: its scratch space would stay taken.
-                    await queue.put(expired.pop(0).rollout)
+            for identity in self._assembler.overdue(self._clock.now):
+                # One at a time: handing out thousands at once would hold up the event loop.
+                expired = self._assembler.expire_one(identity, self._clock.now)
+                if expired is not None:
+                    await queue.put(expired.rollout)
+                    # Nothing here may refer to it while the next one is waited for: its scratch space would stay taken.
+                    del expired
+                if self._stopping.is_set():
+                    return
 
     async def _publish(self, publishing: Publishing, queue: asyncio.Queue[Rollout | None]) -> None:
         """Publishes what comes and, in turn with it, what could not be written before."""

@@ -29,15 +29,15 @@ from rollcast.consumer.errors import AssemblerFullError, InvalidRecordError, Scr
 from rollcast.consumer.outputs import Outputs
 from rollcast.consumer.reading_clock import ReadingClock
 from rollcast.consumer.retry import Retry, StoppingError
-from rollcast.consumer.rivals import same_content
+from rollcast.consumer.rivals import place_beside
 from rollcast.consumer.rollout import Place, Rollout, RolloutKey
 from rollcast.consumer.scratch import Scratch
 from rollcast.consumer.stats import Stats
 from rollcast.consumer.store import DumpStore, PublishedDump
+from rollcast.consumer.trainers import Trainers
 from rollcast.consumer.waiting import is_lasting
 from rollcast.schemas import ContractError, DeadLetter, DpShard, SamplePart
 
-_REMEMBERED_ALARMS = 1024
 _CHUNK_BYTES = 4 * 1024 * 1024
 _ROOM_PAUSE_S = 0.5
 
@@ -81,7 +81,7 @@ class Intake:
         self._config = config
         self._assembler, self._scratch, self._store, self._outputs = assembler, scratch, store, outputs
         self._clock, self._letters, self._retry, self._stats, self._pool = clock, letters, retry, stats, pool
-        self._alarmed: set[tuple[str, int]] = set()
+        self._trainers = Trainers()
         self._room = asyncio.Event()
 
     async def take(
@@ -138,6 +138,8 @@ class Intake:
                 letters.append(self._letters.letter(place, record.key, value, event.kind, event.text, event.run_id))
                 continue
             run_id = event.run_id
+            if isinstance(event, DpShard):
+                self._trainers.saw(event)
             try:
                 decisions = await self._add(event, place, len(value), still_ours, hand_out)
             except InvalidRecordError as exc:
@@ -267,16 +269,7 @@ class Intake:
         elif isinstance(decision, Stale):
             self._stats.stale += 1
             self._stats.count(decision.rollout_id.run_id, "stale")
-            alarm = (decision.rollout_id.run_id, decision.rollout_id.attempt)
-            if alarm not in self._alarmed:
-                if len(self._alarmed) >= _REMEMBERED_ALARMS:
-                    self._alarmed.clear()
-                self._alarmed.add(alarm)
-                _log.warning(
-                    "%s still sends, but attempt %d has begun: two trainers share one run id, or a clock went back",
-                    decision.rollout_id,
-                    decision.current_attempt,
-                )
+            self._trainers.left(decision)
         elif isinstance(decision, Superseded):
             self._stats.superseded += 1
             _log.warning("%s is given up: attempt %d sends it again", decision.rollout_id, decision.by_attempt)
@@ -305,11 +298,8 @@ def _place_all(scratch: Scratch, events: Sequence[tuple[Decoded, _Rivals]]) -> l
         if rivals is None or not isinstance(event, SamplePart):
             placed.append(event)
             continue
-        if rivals:
-            placed.append(_placed_apart(scratch, event, rivals))
-            continue
         try:
-            placed.append(scratch.place(event))
+            placed.append(place_beside(scratch, event, rivals))
         except ContractError as exc:
             placed.append(Problem("content", str(exc), event.run_id))
         except ScratchFullError:
@@ -319,12 +309,3 @@ def _place_all(scratch: Scratch, events: Sequence[tuple[Decoded, _Rivals]]) -> l
                 raise
             break
     return placed
-
-
-def _placed_apart(scratch: Scratch, part: SamplePart, rivals: Sequence[SamplePart]) -> SamplePart:
-    """Returns the part with its tensors in files of its own; as it is, if it repeats a rival or cannot be placed."""
-    try:
-        placed = scratch.place(part, apart=True)
-    except (ContractError, ScratchFullError, OSError):
-        return part
-    return part if any(same_content(held, placed) for held in rivals) else placed

@@ -14,7 +14,7 @@ from rollcast.consumer.decisions import Complete, Decision
 from rollcast.consumer.errors import ConsumeError, InvalidRecordError, LayoutError
 from rollcast.consumer.replay import Replay
 from rollcast.consumer.restore import restore
-from rollcast.consumer.rivals import settle
+from rollcast.consumer.rivals import place_beside, settle
 from rollcast.consumer.rollout import Place, Rollout, RolloutKey
 from rollcast.consumer.scratch import Scratch
 from rollcast.consumer.store import Dump, LocalDumpStore, Manifest, dump_of
@@ -171,7 +171,7 @@ class _Assembly:
             if isinstance(event, SamplePart):
                 rivals = self._assembler.rivals_of(event)
                 if rivals or self._assembler.wants(event):
-                    event = self._scratch.place(event, apart=bool(rivals))
+                    event = place_beside(self._scratch, event, rivals)
             decisions = self._assembler.add(event, Place(record.partition, record.offset), size=len(value), now=0)
         except (ContractError, InvalidRecordError) as exc:
             _log.warning("%s[%d]@%d is not used: %s", record.topic, record.partition, record.offset, exc)

@@ -1,13 +1,19 @@
 """Parts with one identity and different content: the announced digest tells which are the right ones."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from rollcast.consumer.rollout import Place, Rollout, Shard, WholeSlot
 from rollcast.schemas import Column, Limits, SamplePart, TensorSlice
 from rollcast.schemas.framing import encode_column
-from rollcast.schemas.parts import PlacedSlice, content_digest, join
+from rollcast.schemas.parts import PlacedSlice, content_digest, decode_slice_into, join
+
+if TYPE_CHECKING:
+    from rollcast.consumer.scratch import Scratch
 
 
 def same_content(one: SamplePart, other: SamplePart) -> bool:
@@ -37,6 +43,42 @@ def _same(one: Column, other: Column) -> bool:
 
 def _header(piece: TensorSlice) -> tuple[object, ...]:
     return piece.dtype, piece.shape, piece.total_bytes, piece.offset, piece.slice_bytes
+
+
+def place_beside(scratch: "Scratch", part: SamplePart, rivals: Sequence[SamplePart]) -> SamplePart:
+    """Returns the part with its tensors in the scratch, apart from those of its rivals; as it is, if it repeats one.
+
+    So a repeat takes no room in the scratch, and what says something else waits for room like any part. CPU work.
+
+    Raises:
+        ContractError: a slice is corrupt, or announces what cannot be or what is too large.
+        ScratchFullError: there is no room now.
+        OSError: the disk is full, or cannot be used.
+    """
+    if any(_repeats(held, part) for held in rivals):
+        return part
+    return scratch.place(part, apart=bool(rivals))
+
+
+def _repeats(held: SamplePart, part: SamplePart) -> bool:
+    """Returns whether a part, as it came, says what a held one says; decodes its slices, of bounded size, in memory."""
+    if not same_content(held, part):
+        return False
+    decoded: list[npt.NDArray[np.uint8] | None] = []
+    for one, other in zip(held.columns, part.columns, strict=True):
+        left, right = one.value, other.value
+        if not (isinstance(left, PlacedSlice) and isinstance(right, TensorSlice)):
+            decoded.append(None)
+            continue
+        # The size and type of what is placed are ones that can be.
+        if _header(left) != _header(right):
+            return False
+        content = np.empty(right.slice_bytes, np.uint8)
+        decode_slice_into(content, right, decoded)
+        if not np.array_equal(np.frombuffer(left.data, np.uint8), content):
+            return False
+        decoded.append(content)
+    return True
 
 
 def settle(rollout: Rollout, limits: Limits) -> tuple[Rollout, list[tuple[SamplePart, Place]]]:

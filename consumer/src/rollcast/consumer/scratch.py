@@ -98,9 +98,11 @@ class Scratch:
             raise LimitError("the room that a part takes", needed, self._max_bytes // 4)
         identity = RolloutId(part.run_id, part.attempt, part.rollout_id, part.stream)
         rollouts = self._rollouts
-        space = _Space(self) if apart else rollouts.get(identity)
+        # Apart it takes what it needs, and no segment that others could share.
+        own_bytes = sum(_pages(piece.slice_bytes) for _, piece in slices)
+        space = _Space(self, own_bytes) if apart else rollouts.get(identity)
         if space is None:
-            space = rollouts[identity] = _Space(self)
+            space = rollouts[identity] = _Space(self, _FIRST_SEGMENT_BYTES)
         columns: list[Column] = []
         decoded: list[_Bytes | None] = []
         for column in part.columns:
@@ -223,12 +225,12 @@ def _pages(size: int) -> int:
 class _Space:
     """What is placed of one rollout: segments of growing size, filled one after the other."""
 
-    def __init__(self, scratch: Scratch) -> None:
+    def __init__(self, scratch: Scratch, first_bytes: int) -> None:
         self._scratch = scratch
         self._tensors: weakref.WeakValueDictionary[Any, _Tensor] = weakref.WeakValueDictionary()
         self._segment: _Bytes = np.empty(0, np.uint8)
         self._used = 0
-        self._next_bytes = _FIRST_SEGMENT_BYTES
+        self._next_bytes = first_bytes
 
     def tensor(self, part: SamplePart, column: Column, piece: TensorSlice) -> "_Tensor":
         """Returns the place of a slice's tensor."""

@@ -4,11 +4,10 @@ import asyncio
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.conn import collect_hosts
 from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAlreadyExistsError, for_code
 
 from rollcast.consumer.config import ConsumeConfig
-from rollcast.consumer.errors import BrokerUnreachableError, ConsumeConfigError, TopicsError
+from rollcast.consumer.errors import BrokerUnreachableError, TopicsError
 from rollcast.consumer.kafka_client import client_options
 from rollcast.schemas.kafka_access import explain
 
@@ -43,12 +42,6 @@ async def prepare_topics(config: ConsumeConfig) -> None:
 
 
 async def _connect(config: ConsumeConfig) -> Any:
-    try:
-        collect_hosts(config.bootstrap_servers)
-    except ValueError as exc:
-        raise ConsumeConfigError(
-            f"bootstrap_servers is {config.bootstrap_servers!r}: {exc}; it needs host:port, comma-separated"
-        ) from exc
     admin = AIOKafkaAdminClient(**client_options(config), request_timeout_ms=int(config.connect_timeout_s * 1000))
     try:
         await admin.start()

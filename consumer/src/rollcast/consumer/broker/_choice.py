@@ -18,6 +18,7 @@ from rollcast.consumer.broker.errors import (
     NoBrokerError,
     PortTakenError,
 )
+from rollcast.schemas.addresses import check_bootstrap_servers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -73,7 +74,7 @@ class ExternalBroker:
 
 def _answers(address: str) -> bool:
     host, _, port = address.rpartition(":")
-    return port.isdecimal() and int(port) < 65536 and kafka_answers(int(port), host.strip("[]"))
+    return kafka_answers(int(port), host.strip("[]"))
 
 
 @contextmanager
@@ -90,12 +91,14 @@ def running_broker(
         report: Takes lines about what is going on, for a person.
 
     Raises:
+        ContractError: `ROLLCAST_BOOTSTRAP_SERVERS` is no address.
         NoBrokerError: No way works; the message has each way, why it failed, and what to do.
         PortTakenError: Somebody else listens on the port in `config`.
         DataFolderTakenError: Another broker keeps its records in the folder in `config`.
     """
     named = os.environ.get(BOOTSTRAP_VARIABLE)
     if named:
+        check_bootstrap_servers(named)
         yield ExternalBroker(named)
         return
     broker = _start_own(config, report)

@@ -39,8 +39,8 @@ def consume(
     dump_path: Annotated[
         str,
         typer.Option(
-            help="Where dumps go: a path with {run_id} and {rollout_id}, 'DIR/{run_id}/{rollout_id}.pt'; the file's "
-            "name may have {rank} and {attempt} too."
+            help="Where dumps go: a path with {run_id} and {rollout_id}, 'DIR/{run_id}/{rollout_id}.pt', or "
+            "{rollout_id:06d}; the file's name may have {rank} and {attempt} too."
         ),
     ],
     layout: Annotated[

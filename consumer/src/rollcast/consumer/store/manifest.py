@@ -55,6 +55,7 @@ class Manifest:
         shards: data-parallel shards in the dump.
         samples: samples in the dump.
         parts: records that its samples and shards came in, without closing events.
+        own_columns: shards whose own columns, beside those of their samples, are in the dump.
         duplicates: records that came again before it was complete, and were dropped.
         replaced_values: values that the contract cannot carry, replaced by a marker.
         raw_bytes: tensor bytes before compression.
@@ -73,6 +74,7 @@ class Manifest:
     shards: int
     samples: int
     parts: int
+    own_columns: int
     duplicates: int
     replaced_values: int
     raw_bytes: int
@@ -94,7 +96,7 @@ class Manifest:
     @property
     def worth(self) -> "Worth":
         """What makes one incomplete dump of an attempt better than another."""
-        return Worth(self.samples, len(self.digests), self.parts)
+        return Worth(self.samples, len(self.digests), self.own_columns)
 
     @property
     def file_bytes(self) -> int:
@@ -119,6 +121,7 @@ class Manifest:
             "rollout_id": self.id.rollout_id,
             "complete": self.complete,
             **{name: getattr(self, name) for name in _PLAIN},
+            "own_columns": self.own_columns,
             "files": [asdict(file) for file in self.files],
             "offsets": {str(span.partition): [span.first, span.last] for span in self.offsets},
             "digests": {str(rank): digest for rank, digest in self.digests},
@@ -155,6 +158,8 @@ class Manifest:
                 ),
                 metrics=tuple(_metric(name, fields.mapping(values)) for name, values in _items(content["metrics"])),
                 missing=_missing(content.get("missing")),
+                # Older manifests do not tell.
+                own_columns=fields.number(content.get("own_columns", 0), highest=fields.MAX_INT),
                 gaps=tuple(_span(*gap) for gap in fields.sequence(content.get("gaps", []))),
                 versions={name: fields.text(told) for name, told in _items(content["versions"])},
                 **{name: fields.number(content[name], highest=highest) for name, highest in _PLAIN.items()},
@@ -183,18 +188,25 @@ class Worth(NamedTuple):
     Attributes:
         samples: whole samples.
         closing_events: shards that told all of their layout.
-        parts: records of whole slots, those of the shards' own columns included.
+        own_columns: shards whose own columns are there.
     """
 
     samples: int
     closing_events: int
-    parts: int
+    own_columns: int
 
 
 def worth_of(dump: Dump) -> Worth:
     """Returns the worth of a dump that is not written yet."""
     closing_events = sum(shard.event is not None for shard in dump.rollout.shards)
-    return Worth(dump.sample_count, closing_events, dump.rollout.part_count)
+    return Worth(dump.sample_count, closing_events, _own_columns_of(dump))
+
+
+def _own_columns_of(dump: Dump) -> int:
+    # Of a slot that was refused for its content, the records are there and the columns are not.
+    refused = {rank for rank, slots in dump.missing.slots if SHARD_SLOT in slots}
+    whole = (shard for shard in dump.rollout.shards if any(slot.cut.slot == SHARD_SLOT for slot in shard.slots))
+    return sum(shard.data_parallel_rank not in refused for shard in whole)
 
 
 def manifest_of(dump: Dump, files: tuple[ManifestFile, ...]) -> Manifest:
@@ -206,6 +218,7 @@ def manifest_of(dump: Dump, files: tuple[ManifestFile, ...]) -> Manifest:
         shards=len(rollout.shards),
         samples=dump.sample_count,
         parts=rollout.part_count,
+        own_columns=_own_columns_of(dump),
         duplicates=rollout.duplicates,
         replaced_values=sum(event.replaced_values for event in events),
         raw_bytes=rollout.raw_bytes,

@@ -25,11 +25,15 @@ _KNOWN = "{run_id}, {rollout_id}, {rank} and {attempt}"
 _EXAMPLE = "for example 'dumps/{run_id}/{rollout_id}.pt'"
 _EXAMPLE_BY_SHARD = "for example 'dumps/{run_id}/{rollout_id}_{rank}.pt'"
 _WORDS = ("incomplete", "attempt-1", "unknown-0")
+# Zeros keep a number a number, so that names stay distinct; 19 digits are those of the largest.
+_PADDING = re.compile(r"0(?:[1-9]|1[0-9])d")
 _Pieces = list[tuple[str, str | None]]
 
 
 class PathTemplate:
     """A path with `{run_id}` and, after it, `{rollout_id}`; its file name may have `{rank}` and `{attempt}` too.
+
+    The rollout may be padded with zeros, `{rollout_id:06d}`; a larger number is as long as it is.
 
     That order makes names distinct: whatever a run id contains, the numbers after it can be told from the right. The
     folder does not depend on rank and attempt, so that one lock and one manifest stand for all files of a rollout.
@@ -45,6 +49,9 @@ class PathTemplate:
     def __init__(self, template: str, *, several_files: bool = False) -> None:
         self.template = template
         self._pieces = _pieces_of(template)
+        self._padding = next(
+            (spec or "" for _, name, spec, _ in Formatter().parse(template) if name == "rollout_id"), ""
+        )
         fields = [name for _, name in self._pieces if name is not None]
         self._several_attempts = "attempt" in fields
         for name in ("run_id", "rollout_id", *["rank"] * several_files):
@@ -86,7 +93,7 @@ class PathTemplate:
         base = self._with(self.base(RolloutId(key.run_id, 0, key.rollout_id, key.stream)), word)
         if not self._several_attempts or policy_loss_rank(key.stream) is not None:
             return [base]
-        pattern = self._with(Path(self._fill(_values(key, rank="rank", attempt="*"), _glob_escape)), word).name
+        pattern = self._with(Path(self._fill(self._values(key, rank="rank", attempt="*"), _glob_escape)), word).name
         found = {
             path.name.removesuffix(suffix)
             for suffix in (MANIFEST_SUFFIX, TOMBSTONE_SUFFIX)
@@ -111,7 +118,7 @@ class PathTemplate:
         return [*dumps, *(calls for path in dumps for pattern in patterns for calls in path.glob(pattern))]
 
     def _path(self, key: RolloutKey, *, rank: str, attempt: str) -> Path:
-        values = _values(key, rank=rank, attempt=attempt)
+        values = self._values(key, rank=rank, attempt=attempt)
         path = Path(self._fill(values)).absolute()
         calling_rank = policy_loss_rank(key.stream)
         if calling_rank is None:
@@ -120,6 +127,14 @@ class PathTemplate:
         runs_apart = "{run_id}" in str(Path(self.template).parent)
         folder = path.parent if runs_apart else path.parent / values["run_id"]
         return folder / POLICY_LOSS_FOLDER / f"rank_{calling_rank}_call_{key.rollout_id}.pt"
+
+    def _values(self, key: RolloutKey, *, rank: str, attempt: str) -> dict[str, str]:
+        return {
+            "run_id": file_name_for(key.run_id),
+            "rollout_id": format(key.rollout_id, self._padding),
+            "rank": rank,
+            "attempt": attempt,
+        }
 
     def _with(self, path: Path, word: str | None) -> Path:
         return path if word is None else self.beside(path, word)
@@ -161,15 +176,6 @@ class PathTemplate:
                     )
 
 
-def _values(key: RolloutKey, *, rank: str, attempt: str) -> dict[str, str]:
-    return {
-        "run_id": file_name_for(key.run_id),
-        "rollout_id": str(key.rollout_id),
-        "rank": rank,
-        "attempt": attempt,
-    }
-
-
 def _pieces_of(template: str) -> _Pieces:
     try:
         parsed = list(Formatter().parse(template))
@@ -178,8 +184,14 @@ def _pieces_of(template: str) -> _Pieces:
     for index, (text, name, spec, conversion) in enumerate(parsed):
         if name is None:
             continue
-        if name not in ("run_id", *_NUMBERS) or spec or conversion:
+        if name not in ("run_id", *_NUMBERS):
             raise TemplateError(f"dump path {template!r} has an unknown placeholder {name!r}; known are {_KNOWN}")
+        if conversion or (spec and not (name == "rollout_id" and _PADDING.fullmatch(spec))):
+            shown = name + (f"!{conversion}" if conversion else "") + (f":{spec}" if spec else "")
+            raise TemplateError(
+                f"dump path {template!r} has {{{shown}}}, a format that cannot be used; write {{{name}}}, or pad the "
+                "rollout with zeros to 1 to 19 digits, {rollout_id:06d}"
+            )
         if index and not text.strip("0123456789"):
             raise TemplateError(
                 f"dump path {template!r} has nothing but digits between two placeholders, so that two rollouts could "

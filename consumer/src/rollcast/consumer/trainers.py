@@ -1,0 +1,64 @@
+"""Trainers of one run that were restarted, and such that are at work at the same time."""
+
+import logging
+from collections import OrderedDict
+
+from rollcast.consumer.brief import brief
+from rollcast.consumer.decisions import Stale
+from rollcast.schemas import DpShard
+
+_REMEMBERED_RUNS = 1024
+_REMEMBERED_TOLD = 1024
+
+_log = logging.getLogger("rollcast.consumer")
+
+
+class Trainers:
+    """Tells, once for each attempt, what an ordinary restart leaves from what is an alarm.
+
+    All that the first trainer of a restarted run published, it published before the second one began, however late its
+    records come. What is published later has another one at work.
+    """
+
+    def __init__(self) -> None:
+        # The highest attempt of each run, and when its first rollout was published, as far as is known.
+        self._newest: OrderedDict[str, tuple[int, int]] = OrderedDict()
+        self._told: set[tuple[str, int, str]] = set()
+
+    def saw(self, event: DpShard) -> None:
+        """Takes each closing event, used or not."""
+        attempt, begun_ms = self._newest.get(event.run_id, (event.attempt, event.published_at_ms))
+        if event.attempt < attempt:
+            if event.published_at_ms > begun_ms and self._is_news(event.run_id, event.attempt, "at work"):
+                _log.warning(
+                    "run %r: attempt %d published rollout %d after attempt %d had begun: two trainers share one run id",
+                    brief(event.run_id),
+                    event.attempt,
+                    event.rollout_id,
+                    attempt,
+                )
+            return
+        earliest_ms = begun_ms if event.attempt == attempt else event.published_at_ms
+        self._newest[event.run_id] = (event.attempt, min(earliest_ms, event.published_at_ms))
+        self._newest.move_to_end(event.run_id)
+        if len(self._newest) > _REMEMBERED_RUNS:
+            self._newest.popitem(last=False)
+
+    def left(self, stale: Stale) -> None:
+        """Takes each record that is not needed because of a higher attempt."""
+        run_id, attempt = stale.rollout_id.run_id, stale.rollout_id.attempt
+        if self._is_news(run_id, attempt, "left"):
+            _log.info(
+                "%s is not used, since attempt %d sends it again: a trainer that is restarted leaves such records; if "
+                "they are those of the trainer that is at work, its clock went back",
+                stale.rollout_id,
+                stale.current_attempt,
+            )
+
+    def _is_news(self, run_id: str, attempt: int, what: str) -> bool:
+        if (run_id, attempt, what) in self._told:
+            return False
+        if len(self._told) >= _REMEMBERED_TOLD:
+            self._told.clear()
+        self._told.add((run_id, attempt, what))
+        return True
