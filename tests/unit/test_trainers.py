@@ -35,7 +35,7 @@ def test_what_a_restarted_trainer_left_is_no_alarm_whenever_it_comes(caplog: pyt
     trainers.saw(published(2, 4, 500))
     for rollout_id, at_ms in ((4, 100), (5, 200), (6, 300)):
         trainers.saw(published(1, rollout_id, at_ms))
-        trainers.left(stale(1, rollout_id))
+        trainers.left(stale(1, rollout_id), now=rollout_id)
 
     assert alarms(caplog) == []
     assert len(caplog.records) == 1
@@ -52,6 +52,18 @@ def test_a_lower_attempt_that_publishes_while_a_higher_one_does_is_one_alarm(cap
     assert alarms(caplog) == [
         "run 'run': attempt 1 published rollout 9 after attempt 2 had begun: two trainers share one run id"
     ]
+
+
+def test_a_lower_attempt_that_does_not_end_is_one_alarm_whatever_its_clock_says(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trainers = Trainers()
+    trainers.saw(published(2, 4, 500))
+    for minute in range(12):
+        trainers.saw(published(1, 5 + minute, 100 + minute))
+        trainers.left(stale(1, 5 + minute), now=60 * minute)
+        assert len(alarms(caplog)) == (minute >= 10)
+    assert "attempt 1 still sends 10 minutes later" in alarms(caplog)[0]
 
 
 def test_other_runs_have_attempts_of_their_own(caplog: pytest.LogCaptureFixture) -> None:

@@ -138,13 +138,13 @@ class Intake:
                 letters.append(self._letters.letter(place, record.key, value, event.kind, event.text, event.run_id))
                 continue
             run_id = event.run_id
-            if isinstance(event, DpShard):
-                self._trainers.saw(event)
             try:
                 decisions = await self._add(event, place, len(value), still_ours, hand_out)
             except InvalidRecordError as exc:
                 letters.append(self._letters.letter(place, record.key, value, "invalid", str(exc), run_id))
                 continue
+            if isinstance(event, DpShard):
+                self._trainers.saw(event)
             for decision in decisions:
                 if isinstance(decision, Complete):
                     await hand_out(decision.rollout)
@@ -269,7 +269,7 @@ class Intake:
         elif isinstance(decision, Stale):
             self._stats.stale += 1
             self._stats.count(decision.rollout_id.run_id, "stale")
-            self._trainers.left(decision)
+            self._trainers.left(decision, self._clock.now)
         elif isinstance(decision, Superseded):
             self._stats.superseded += 1
             _log.warning("%s is given up: attempt %d sends it again", decision.rollout_id, decision.by_attempt)

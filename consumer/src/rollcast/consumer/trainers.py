@@ -9,6 +9,8 @@ from rollcast.schemas import DpShard
 
 _REMEMBERED_RUNS = 1024
 _REMEMBERED_TOLD = 1024
+# A shipper has passed on what was left long before.
+_LEFT_FOR_S = 600.0
 
 _log = logging.getLogger("rollcast.consumer")
 
@@ -17,13 +19,15 @@ class Trainers:
     """Tells, once for each attempt, what an ordinary restart leaves from what is an alarm.
 
     All that the first trainer of a restarted run published, it published before the second one began, however late its
-    records come. What is published later has another one at work.
+    records come. What is published later has another one at work; and so has what does not end, for a trainer whose
+    clock went back seems to have published before.
     """
 
     def __init__(self) -> None:
         # The highest attempt of each run, and when its first rollout was published, as far as is known.
         self._newest: OrderedDict[str, tuple[int, int]] = OrderedDict()
         self._told: set[tuple[str, int, str]] = set()
+        self._left_since: OrderedDict[tuple[str, int], float] = OrderedDict()
 
     def saw(self, event: DpShard) -> None:
         """Takes each closing event, used or not."""
@@ -44,15 +48,26 @@ class Trainers:
         if len(self._newest) > _REMEMBERED_RUNS:
             self._newest.popitem(last=False)
 
-    def left(self, stale: Stale) -> None:
-        """Takes each record that is not needed because of a higher attempt."""
+    def left(self, stale: Stale, now: float) -> None:
+        """Takes each record that is not needed because of a higher attempt, at this time of the reading clock."""
         run_id, attempt = stale.rollout_id.run_id, stale.rollout_id.attempt
+        since = self._left_since.setdefault((run_id, attempt), now)
+        if len(self._left_since) > _REMEMBERED_RUNS:
+            self._left_since.popitem(last=False)
         if self._is_news(run_id, attempt, "left"):
             _log.info(
-                "%s is not used, since attempt %d sends it again: a trainer that is restarted leaves such records; if "
-                "they are those of the trainer that is at work, its clock went back",
+                "%s is not used, since attempt %d sends it again: a trainer that is restarted leaves such records",
                 stale.rollout_id,
                 stale.current_attempt,
+            )
+        if now - since >= _LEFT_FOR_S and self._is_news(run_id, attempt, "still sends"):
+            _log.warning(
+                "%s is not used, since attempt %d has begun, and attempt %d still sends %.0f minutes later: "
+                "two trainers share one run id, or the clock of one went back",
+                stale.rollout_id,
+                stale.current_attempt,
+                attempt,
+                (now - since) / 60,
             )
 
     def _is_news(self, run_id: str, attempt: int, what: str) -> bool:
