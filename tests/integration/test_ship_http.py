@@ -197,6 +197,14 @@ async def test_a_spool_that_is_not_there_yet_has_all_series(tmp_path: Path, pref
     assert not (tmp_path / "later").exists()
 
 
+def test_a_spool_of_which_nothing_can_be_found_out_hides_no_other(tmp_path: Path) -> None:
+    publish(tmp_path / "there", 0)
+    lost = tmp_path / ("x" * 1_000)
+    text = generate_latest(registry_of([lost, tmp_path / "there"], [])).decode()
+    assert f'rollcast_spool_present{{spool="{lost}"}} 0.0' in text
+    assert f'rollcast_spool_bundles{{spool="{tmp_path}/there"}} 1.0' in text
+
+
 def test_a_scrape_looks_into_no_bundle_that_an_earlier_one_has_looked_into(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,11 +1,12 @@
 """The log while Kafka is away."""
 
+import asyncio
 import logging
 from collections.abc import Iterator
 
 import pytest
 
-from rollcast.schemas.kafka_log import OncePerMinute, hide_client_log, show_client_log
+from rollcast.schemas.kafka_log import OncePerMinute, client_log_shown_after, hide_client_log
 
 
 @pytest.fixture
@@ -36,12 +37,15 @@ def test_another_message_is_shown_at_once() -> None:
     assert moderation.filter(_record("aiokafka", "no topic %s", 1, 0.0))
 
 
-def test_the_client_is_heard_when_a_broker_has_let_it_in_and_not_before(shown: pytest.LogCaptureFixture) -> None:
-    client = logging.getLogger("aiokafka.client")
+async def test_the_client_is_heard_when_a_broker_has_let_it_in_and_not_before(shown: pytest.LogCaptureFixture) -> None:
+    client, let_in = logging.getLogger("aiokafka.client"), asyncio.Event()
     hide_client_log()
-    client.error("Unable connect to %s", "127.0.0.1:1")
-    assert not shown.records
-    show_client_log()
+    async with client_log_shown_after(let_in):
+        await asyncio.sleep(0)
+        client.error("Unable connect to %s", "127.0.0.1:1")
+        assert not shown.records
+        let_in.set()
+        await asyncio.sleep(0)
     for _ in range(3):
         client.error("Unable connect to %s", "127.0.0.1:1")
     client.info("a detail")

@@ -351,7 +351,8 @@ class Publisher:
 
     def _dropped(self, name: BundleName, kind: DropReason, reason: str, error: Exception | None) -> PublishResult:
         self._count_drop(kind)
-        words = f"{f'rollout {name.rollout_id}' if name.rollout_id >= 0 else 'a rollout'} is dropped: {reason}"
+        what = f"rollout {name.rollout_id}" if name.rollout_id >= 0 else "a rollout"
+        words = f"{what} is dropped: {reason}"
         _log.error("%s", words)
         if self._config.strict:
             raise RolloutDataError(words) from error

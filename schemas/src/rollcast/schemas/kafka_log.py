@@ -1,6 +1,9 @@
 """What aiokafka logs: nothing while we tell a failure ourselves, then in moderation."""
 
+import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 _REPEAT_AFTER_S = 60.0
 
@@ -12,8 +15,22 @@ def hide_client_log() -> None:
     _client_log.setLevel(logging.CRITICAL)
 
 
-def show_client_log() -> None:
-    """Shows warnings and errors of the client, each message once a minute; for the handlers that there are by now."""
+@asynccontextmanager
+async def client_log_shown_after(let_in: asyncio.Event) -> AsyncIterator[None]:
+    """Shows warnings and errors of the client, each message once a minute, once a broker has let it in.
+
+    Args:
+        let_in: tells that; it is waited for while the block runs.
+    """
+    waiting = asyncio.create_task(_show_after(let_in), name="show-client-log")
+    try:
+        yield
+    finally:
+        waiting.cancel()
+
+
+async def _show_after(let_in: asyncio.Event) -> None:
+    await let_in.wait()
     _client_log.setLevel(logging.WARNING)
     for handler in logging.getLogger().handlers:
         handler.addFilter(OncePerMinute())

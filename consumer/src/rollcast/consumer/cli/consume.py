@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -22,11 +22,8 @@ from rollcast.consumer.config import ConsumeConfig, Layout
 from rollcast.consumer.retention import Retention
 from rollcast.schemas import Topics
 from rollcast.schemas.allocator import keep_freed_memory
-from rollcast.schemas.kafka_log import hide_client_log, show_client_log
+from rollcast.schemas.kafka_log import client_log_shown_after, hide_client_log
 from rollcast.schemas.kafka_security import read_kafka_security
-
-if TYPE_CHECKING:
-    from rollcast.consumer.daemon import Daemon
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -148,13 +145,12 @@ async def _serve(config: ConsumeConfig, early: _EarlySignals) -> None:
     if early.stop:
         _log.info("stopping before the start")
         daemon.shutdown()
-    trouble = asyncio.create_task(_show_kafka_trouble(daemon))
     # What the imports left is never garbage; walking it again and again would hold up the event loop for 0.1 s.
     gc.freeze()
     try:
-        await daemon.run()
+        async with client_log_shown_after(daemon.ready):
+            await daemon.run()
     finally:
-        trouble.cancel()
         gc.unfreeze()
 
 
@@ -166,8 +162,3 @@ def _configure_logging(level: str) -> None:
     logging.getLogger("rollcast").setLevel(levels[level.upper()])
     if levels[level.upper()] > logging.DEBUG:
         hide_client_log()
-
-
-async def _show_kafka_trouble(daemon: "Daemon") -> None:
-    await daemon.ready.wait()
-    show_client_log()

@@ -16,7 +16,7 @@ from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.sidecar import Sidecar
 from rollcast.schemas.allocator import keep_freed_memory
 from rollcast.schemas.errors import ContractError
-from rollcast.schemas.kafka_log import hide_client_log, show_client_log
+from rollcast.schemas.kafka_log import client_log_shown_after, hide_client_log
 from rollcast.schemas.kafka_security import MECHANISMS, PROTOCOLS, KafkaSecurity, read_kafka_security
 from rollcast.schemas.topics import Topics
 
@@ -133,13 +133,5 @@ async def _run(config: ShipperConfig, folders: Sequence[Path]) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, number)
-    trouble = asyncio.create_task(_show_kafka_trouble(sidecar))
-    try:
+    async with client_log_shown_after(sidecar.found):
         await sidecar.run()
-    finally:
-        trouble.cancel()
-
-
-async def _show_kafka_trouble(sidecar: Sidecar) -> None:
-    await sidecar.found.wait()
-    show_client_log()

@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 
 from rollcast.producer.shipper.publisher_stats import WriterStats, read_publisher_stats, utf8
 from rollcast.producer.shipper.stats import ShipperStats
-from rollcast.producer.spool.folder import SpoolFolder
+from rollcast.producer.spool.folder import SpoolFolder, is_folder
 from rollcast.producer.spool.usage import SpoolMeter
 
 _SHIPPER_COUNTERS = {
@@ -85,7 +85,7 @@ class _SpoolCollector(Collector):
         for path, folder, stats in spools:
             progress.add_metric([path], stats.seconds_since_progress)
             refused.add_metric([path], int(stats.is_refused))
-            present.add_metric([path], int(folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)))
+            present.add_metric([path], int(is_folder(folder) and os.access(folder, os.R_OK | os.X_OK)))
             with self._lock:
                 found = self._meters[folder].measure()
             depth.add_metric([path], found.committed)

@@ -22,7 +22,7 @@ from rollcast.producer.shipper.shipper import Shipper
 from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.shipper.summary import Summary
 from rollcast.producer.shipper.topic import RecordsTopic
-from rollcast.producer.spool.folder import SpoolFolder
+from rollcast.producer.spool.folder import SpoolFolder, is_folder
 
 _OWN_TRIES = 5
 _OWN_PAUSE_S = 0.1
@@ -113,7 +113,7 @@ class Sidecar:
 
     def _is_there(self, folder: Path) -> bool:
         """Tells whether a folder is there; one that nobody will make while this process runs must be."""
-        if _is_folder(folder):
+        if is_folder(folder):
             return True
         if os.path.lexists(folder) or self._config.stop_with_trainers:
             raise ShipperError(f"spool {folder} is no folder; give the spool_dir of the publisher")
@@ -149,7 +149,7 @@ class Sidecar:
         # Looking, not inotify: it must work on every file system that containers share.
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
-            if not await asyncio.to_thread(_is_folder, folder):
+            if not await asyncio.to_thread(is_folder, folder):
                 continue
             try:
                 spool = SpoolFolder(folder)
@@ -173,8 +173,3 @@ async def _all(shipping: Sequence[Coroutine[Any, Any, None]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _is_folder(path: Path) -> bool:
-    # Not Path.is_dir, which raises where a folder above may not be looked into.
-    return os.path.isdir(path)  # noqa: PTH112

@@ -230,6 +230,12 @@ class SpoolFolder:
         return is_held(self.path / ".trainers.lock")
 
 
+def is_folder(path: Path) -> bool:
+    """Tells whether a folder is there; False also where that cannot be found out."""
+    # Not Path.is_dir, which raises where a folder above may not be looked into.
+    return os.path.isdir(path)  # noqa: PTH112
+
+
 def _bundles_in(run: Path) -> list[tuple[BundleName, Path]]:
     with contextlib.suppress(FileNotFoundError):
         return [(name, entry) for entry in run.iterdir() if (name := BundleName.parse(entry.name)) is not None]
