@@ -131,12 +131,14 @@ async def test_many_small_records_keep_the_loop_waiting_for_less_than_100_ms(ins
         await installed.send(keyed("run", 0, frames_of("run", 1, 0, shards(0))))
         await until(lambda: daemon.stats.dumps == 1)
 
-        async def dumped(count: int) -> None:
-            await until(lambda: daemon.stats.dumps == count, timeout_s=60)
+        async def finish(rollout_id: int, last: bytes) -> None:
+            await installed.send(keyed("run", rollout_id, [last]))
+            await until(lambda: daemon.stats.dumps == 1 + rollout_id, timeout_s=60)
 
         async def tries() -> AsyncIterator[Awaitable[object]]:
             for rollout_id in (1, 2, 3):
-                await installed.send(keyed("run", rollout_id, frames_of("run", 1, rollout_id, [small])))
-                yield dumped(1 + rollout_id)
+                *frames, last = frames_of("run", 1, rollout_id, [small])
+                await installed.send(keyed("run", rollout_id, frames))
+                yield finish(rollout_id, last)
 
         assert await _worst_delay_s(tries()) < 0.1

@@ -88,6 +88,7 @@ def test_a_peer_killed_while_it_copies_hangs_nobody_and_leaves_nothing(tmp_path:
         assert results[rank]["statuses"] in (["published", "disabled"], ["disabled", "disabled"])
         assert results[rank]["seconds"] < 20
     assert not list(tmp_path.rglob("*.filling"))
+    assert {source for rollout_id, source in _reasons(tmp_path) if rollout_id == 0} == {"dp0", "dp1"}
 
 
 def _reasons(folder: Path) -> dict[tuple[int, str], str | None]:

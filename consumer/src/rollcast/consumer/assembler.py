@@ -303,11 +303,11 @@ class Assembler:
         return [rollout.id for rollout in self._open.values() if self._is_overdue(rollout, now)]
 
     def expire(self, now: float) -> list[Incomplete]:
-        """Hands out all of them."""
+        """Hands out all rollouts that are overdue."""
         return [self._give_up(self._open[identity]) for identity in self.overdue(now)]
 
     def expire_one(self, identity: RolloutId, now: float) -> Incomplete | None:
-        """Hands out one of them; None if something came since, or it is not open any longer."""
+        """Hands out a rollout that was overdue; None if something came since, or it is not open any longer."""
         rollout = self._open.get(identity)
         return self._give_up(rollout) if rollout is not None and self._is_overdue(rollout, now) else None
 

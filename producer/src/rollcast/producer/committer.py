@@ -23,7 +23,7 @@ from rollcast.schemas.events import TRAIN_STREAM, DpShard
 
 _LOOK_EVERY_S = 0.005
 _TEND_EVERY_S = 1.0
-_PEERS_COPY_S = 0.05
+_OTHERS_COPY_S = 0.05
 
 _log = logging.getLogger("rollcast.producer")
 
@@ -62,7 +62,7 @@ class Committer:
         config, layout = session.config, session.layout
         self._spool, self._run_id = session.spool, config.run_id
         self._fill_timeout_s, self._fsync = config.commit_timeout_s, config.fsync == "background"
-        self._files, self._place_of = session.files, session.place_of
+        self._files, self._claim_place = session.files, session.claim_place
         self._quota, self._counters, self._launcher = session.quota, counters, launcher
         self._stats = StatsFile(session.spool.path, config.run_id, layout.rank, counters)
         self._shards_here, self._spare_bytes = session.shards_here, 0
@@ -112,9 +112,9 @@ class Committer:
             if job is None:
                 self._record()
                 return
-            # The peers may still be copying, on the same cores. Not with a lower priority: who waits for a core and
+            # Other ranks may still be copying, on the same cores. Not with a lower priority: who waits for a core and
             # has the interpreter lock keeps it from the training thread meanwhile.
-            time.sleep(max(0.0, job.submitted_at + _PEERS_COPY_S - time.monotonic()))
+            time.sleep(max(0.0, job.submitted_at + _OTHERS_COPY_S - time.monotonic()))
             self._try("take a rollout", partial(self._commit_or_drop, job))
             self._has_committed = True
             with self._lock:
@@ -172,7 +172,7 @@ class Committer:
         self._wait_filled(filling, job.peers)
         if job.shard.stream == TRAIN_STREAM:
             self._spare_bytes = (filling / TENSORS_NAME).stat().st_size
-        commit_bundle(filling, self._place_of(job.name), content, job.shard, fsync=self._fsync)
+        commit_bundle(filling, self._claim_place(job.name), content, job.shard, fsync=self._fsync)
 
     def _wait_filled(self, filling: Path, peers: int) -> None:
         # Looking, not waiting on a primitive: the peers are other processes, and only the file system is shared.

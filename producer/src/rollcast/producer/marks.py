@@ -45,7 +45,7 @@ class DropMarks:
 
     def __init__(self, session: Session) -> None:
         self._spool, self._run_id = session.spool, session.config.run_id
-        self._place_of = session.place_of
+        self._claim_place = session.claim_place
         self._quota: Quota = session.quota
         self._waiting: deque[tuple[BundleName, DpShard]] = deque()
         self._unmarked: _Unmarked | None = None
@@ -92,7 +92,7 @@ class DropMarks:
             if self._unmarked:
                 more = f"{self._unmarked.count} more were dropped, {self._unmarked.first} to {self._unmarked.last}"
                 shard = replace(shard, dropped_reason=f"{shard.dropped_reason}; {more}, too many for an event each")
-            marking, committed = self._spool.marking(self._run_id, name), self._place_of(name)
+            marking, committed = self._spool.marking(self._run_id, name), self._claim_place(name)
             try:
                 commit_bundle(marking, committed, None, shard)
             except BundleExistsError:

@@ -97,7 +97,7 @@ class PlannedColumn:
         dtypes: dtype of each tensor.
         shapes: shape of each whole tensor.
         sizes: bytes of each whole tensor.
-        offsets: where each begins in the data of the tensor file.
+        offsets: where each begins in the data of the tensor file, right behind the one before.
         owners: the context-parallel rank that copies each, in ascending order; None where they are split.
     """
 
@@ -117,6 +117,7 @@ class PlannedColumn:
 
     def tensors_of(self, slot: int) -> Iterator[PlannedTensor]:
         """Yields those of one slot."""
+        # Thousands of times while a rollout is committed; looking into a range takes several times as long.
         if isinstance(self.slots, range):
             return self._tensors(slice(max(slot, 0), slot + 1))
         return self._tensors(slice(bisect_left(self.slots, slot), bisect_right(self.slots, slot)))

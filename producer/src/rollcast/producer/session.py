@@ -62,7 +62,7 @@ class Session:
         """Returns what tells the rollout of a bundle from all others in the spool."""
         return self.spool.rollout_key(self.config.run_id, name)
 
-    def place_of(self, name: BundleName) -> Path:
+    def claim_place(self, name: BundleName) -> Path:
         """Returns where a bundle stands once it is committed, in a folder that shippers take for this destination.
 
         Raises:

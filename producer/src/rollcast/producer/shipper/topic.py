@@ -39,7 +39,7 @@ class RecordsTopic:
         self._config, self._name = config, config.topics.records
         self.found = asyncio.Event()
         self._warned = False
-        self._since = self._answered_at = time.monotonic()
+        self._since = self._tried_at = time.monotonic()
         self._answer = "no answer yet"
 
     @property
@@ -55,7 +55,7 @@ class RecordsTopic:
         now = time.monotonic()
         return (
             f"Kafka at {self._config.bootstrap_servers} has not let it in since it started {now - self._since:.0f} s "
-            f"ago ({now - self._answered_at:.0f} s ago: {self._answer}): check that it runs, that --bootstrap is its "
+            f"ago ({now - self._tried_at:.0f} s ago: {self._answer}): check that it runs, that --bootstrap is its "
             "address as seen from this machine, and ROLLCAST_SECURITY_PROTOCOL"
         )
 
@@ -82,7 +82,7 @@ class RecordsTopic:
         return limit
 
     def _note(self, error: Exception) -> None:
-        self._answer, self._answered_at = str(error) or type(error).__name__, time.monotonic()
+        self._answer, self._tried_at = str(error) or type(error).__name__, time.monotonic()
 
     async def _prepare(self) -> int:
         admin: Any = AIOKafkaAdminClient(
