@@ -196,6 +196,20 @@ def test_a_bundle_that_was_removed_before_it_was_filled_is_not_waited_for(tmp_pa
     assert "was removed before it was filled" in (read_bundle(committed).shard.dropped_reason or "")
 
 
+def test_who_fills_a_file_that_was_removed_does_not_pass_for_who_fills_the_one_in_its_place(tmp_path: Path) -> None:
+    session = _session(tmp_path)
+    plan = make_plan(whole_shard(0, 0, 1), ParallelLayout())
+    name = BundleName(0, session.attempt, "dp0")
+    first = session.start_bundle(name, plan)
+    # A slower peer gives up an earlier try of the rollout, which one of them called by another number, and begins it.
+    session.start_bundle(name, plan).discard()
+    second = session.start_bundle(name, plan)
+    with pytest.raises(SpoolError, match="was removed while it was filled"):
+        first.mark_filled(0)
+    second.mark_filled(1)
+    assert [path.name for path in second.path.glob("filled.*")] == ["filled.1"]
+
+
 class _NoNumber:
     def __index__(self) -> int:
         raise RuntimeError("what it waits for has failed")

@@ -48,7 +48,13 @@ class BundleWriter:
             raise
 
     def mark_filled(self, context_parallel_rank: int) -> None:
-        """Says that this peer's bytes are all there."""
+        """Says that this peer's bytes are all there.
+
+        Raises:
+            SpoolError: they are not: the bundle was removed, and perhaps begun anew by a peer, with another file.
+        """
+        if not self.file.is_at(self.path / TENSORS_NAME):
+            raise SpoolError(f"{self.path} was removed while it was filled")
         self.file.close()
         (self.path / f"{_FILLED}{context_parallel_rank}").touch()
 
