@@ -197,6 +197,15 @@ async def test_a_spool_that_is_not_there_yet_has_all_series(tmp_path: Path, pref
     assert not (tmp_path / "later").exists()
 
 
+def test_a_spool_that_cannot_be_looked_for_hides_no_other(tmp_path: Path) -> None:
+    publish(tmp_path, 0)
+    # Too long a name, which is an error as that of a folder above that may not be looked into is, and for root too.
+    lost = tmp_path / ("x" * 300)
+    text = generate_latest(registry_of([lost, tmp_path], [])).decode()
+    assert f'rollcast_spool_present{{spool="{lost}"}} 0.0' in text
+    assert f'rollcast_spool_bundles{{spool="{tmp_path}"}} 1.0' in text
+
+
 def test_a_scrape_looks_into_no_bundle_that_an_earlier_one_has_looked_into(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

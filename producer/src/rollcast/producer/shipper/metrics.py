@@ -85,7 +85,9 @@ class _SpoolCollector(Collector):
         for path, folder, stats in spools:
             progress.add_metric([path], stats.seconds_since_progress)
             refused.add_metric([path], int(stats.is_refused))
-            present.add_metric([path], int(folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)))
+            # Not Path.is_dir, which raises where a folder above may not be looked into.
+            is_there = os.path.isdir(folder)  # noqa: PTH112
+            present.add_metric([path], int(is_there and os.access(folder, os.R_OK | os.X_OK)))
             with self._lock:
                 found = self._meters[folder].measure()
             depth.add_metric([path], found.committed)
