@@ -1,5 +1,6 @@
 """Bundles on a real file system: whole or not there at all."""
 
+import gc
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +81,21 @@ def test_a_tensor_whose_memory_is_gone_drops_the_rollout_and_leaves_nothing(tmp_
     assert "could not copy its records" in dropped.shard.dropped_reason
     assert published.shard.dropped_reason is None
     assert not list(tmp_path.rglob("*.filling"))
+
+
+def test_a_rollout_that_could_not_be_copied_keeps_no_memory(tmp_path: Path) -> None:
+    publisher = spool_publisher(tmp_path)
+    data = whole_shard(0, 0, 1)
+    data["log_probs"][-1].untyped_storage().resize_(0)
+    gc.disable()
+    try:
+        result = publisher.publish(0, data)
+        maps = Path("/proc/self/maps").read_text()
+    finally:
+        gc.enable()
+        publisher.close(0.1)
+    assert result.status is PublishStatus.DROPPED
+    assert f"{tmp_path}/run" not in maps
 
 
 def test_a_record_of_one_rank_that_cannot_be_copied_leaves_nothing(tmp_path: Path) -> None:

@@ -57,6 +57,14 @@ def test_a_file_may_be_closed_twice_and_holds_no_memory_then(tmp_path: Path) -> 
     assert torch.equal(file.data, torch.empty(0, dtype=torch.uint8))
 
 
+def test_a_discarded_file_keeps_no_memory_once_it_is_removed(tmp_path: Path) -> None:
+    file = TensorFiles(TensorPool(tmp_path / "pool")).open(tmp_path / "tensors", 64, 100)
+    assert f"{tmp_path}/tensors" in Path("/proc/self/maps").read_text()
+    file.discard()
+    file.discard()
+    assert f"{tmp_path}/tensors" not in Path("/proc/self/maps").read_text()
+
+
 def test_who_finds_the_pool_locked_by_a_stopped_process_soon_takes_a_new_file(tmp_path: Path) -> None:
     pool = TensorPool(tmp_path / "pool")
     files = TensorFiles(pool)

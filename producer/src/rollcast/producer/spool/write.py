@@ -60,7 +60,7 @@ class BundleWriter:
 
     def mark_failed(self, context_parallel_rank: int, reason: str) -> None:
         """Says that this peer's bytes will not come, so that nobody waits for them."""
-        self.file.close()
+        self.file.discard()
         # Where even that fails, the wait for the peer has a bound.
         with contextlib.suppress(OSError):
             half = self.path / f".{_FAILED}{context_parallel_rank}"
@@ -69,7 +69,7 @@ class BundleWriter:
 
     def discard(self) -> None:
         """Gives the bundle up; every peer may call it."""
-        self.file.close()
+        self.file.discard()
         shutil.rmtree(self.path, ignore_errors=True)
 
 
