@@ -1,5 +1,6 @@
 """Bundles on a real file system: whole or not there at all."""
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,21 @@ def test_a_tensor_whose_memory_is_gone_drops_the_rollout_and_leaves_nothing(tmp_
     assert "could not copy its records" in dropped.shard.dropped_reason
     assert published.shard.dropped_reason is None
     assert not list(tmp_path.rglob("*.filling"))
+
+
+def test_a_rollout_that_could_not_be_copied_keeps_no_memory(tmp_path: Path) -> None:
+    publisher = spool_publisher(tmp_path)
+    data = whole_shard(0, 0, 1)
+    data["log_probs"][-1].untyped_storage().resize_(0)
+    gc.disable()
+    try:
+        result = publisher.publish(0, data)
+        maps = Path("/proc/self/maps").read_text()
+    finally:
+        gc.enable()
+        publisher.close(0.1)
+    assert result.status is PublishStatus.DROPPED
+    assert f"{tmp_path}/run" not in maps
 
 
 def test_a_record_of_one_rank_that_cannot_be_copied_leaves_nothing(tmp_path: Path) -> None:
@@ -181,6 +197,20 @@ def test_a_bundle_that_was_removed_before_it_was_filled_is_not_waited_for(tmp_pa
     assert committer.close(10)
     ((_, committed),) = session.spool.bundles()
     assert "was removed before it was filled" in (read_bundle(committed).shard.dropped_reason or "")
+
+
+def test_who_fills_a_file_that_was_removed_does_not_pass_for_who_fills_the_one_in_its_place(tmp_path: Path) -> None:
+    session = _session(tmp_path)
+    plan = make_plan(whole_shard(0, 0, 1), ParallelLayout())
+    name = BundleName(0, session.attempt, "dp0")
+    first = session.start_bundle(name, plan)
+    # A slower peer gives up an earlier try of the rollout, which one of them called by another number, and begins it.
+    session.start_bundle(name, plan).discard()
+    second = session.start_bundle(name, plan)
+    with pytest.raises(SpoolError, match="was removed while it was filled"):
+        first.mark_filled(0)
+    second.mark_filled(1)
+    assert [path.name for path in second.path.glob("filled.*")] == ["filled.1"]
 
 
 class _NoNumber:

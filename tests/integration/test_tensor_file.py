@@ -57,6 +57,14 @@ def test_a_file_may_be_closed_twice_and_holds_no_memory_then(tmp_path: Path) -> 
     assert torch.equal(file.data, torch.empty(0, dtype=torch.uint8))
 
 
+def test_a_discarded_file_keeps_no_memory_once_it_is_removed(tmp_path: Path) -> None:
+    file = TensorFiles(TensorPool(tmp_path / "pool")).open(tmp_path / "tensors", 64, 100)
+    assert f"{tmp_path}/tensors" in Path("/proc/self/maps").read_text()
+    file.discard()
+    file.discard()
+    assert f"{tmp_path}/tensors" not in Path("/proc/self/maps").read_text()
+
+
 def test_who_finds_the_pool_locked_by_a_stopped_process_soon_takes_a_new_file(tmp_path: Path) -> None:
     pool = TensorPool(tmp_path / "pool")
     files = TensorFiles(pool)
@@ -90,6 +98,33 @@ def test_a_file_that_a_peer_has_made_meanwhile_is_not_replaced_by_a_recycled_one
     pool.take(target, 4096)
     assert target.read_bytes() == b"x" * 4096
     assert len(pool.files()) == 1
+
+
+def test_a_peer_that_wants_less_cuts_no_file_that_another_is_filling(tmp_path: Path) -> None:
+    files, path = TensorFiles(TensorPool(tmp_path / "pool")), tmp_path / "tensors"
+    file = files.open(path, 64, 8 << 20)
+    TensorFiles(TensorPool(tmp_path / "pool")).open(path, 64, 100).close()
+    # Were it shorter now, filling it would be a SIGBUS, and the trainer's end.
+    assert path.stat().st_size == 64 + (8 << 20)
+    file.data.fill_(1)
+
+
+def test_a_recycled_file_has_its_size_before_a_peer_can_find_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = TensorPool(tmp_path / "pool")
+    pool.take(tmp_path / "first", 8192)
+    pool.give(tmp_path / "first")
+    hardlink_to, sizes = Path.hardlink_to, []
+
+    def look(path: Path, source: Path) -> None:
+        sizes.append(source.stat().st_size)
+        hardlink_to(path, source)
+
+    monkeypatch.setattr(Path, "hardlink_to", look)
+    pool.take(tmp_path / "second", 4096)
+    assert sizes == [4096]
+    assert not pool.files()
 
 
 def test_where_files_cannot_have_two_names_each_bundle_gets_a_new_one(

@@ -220,15 +220,16 @@ class Publisher:
         try:
             # Before anything of this rank can fail: nobody must be left sending.
             sent = 0 if self._session.in_place else self._send_or_receive(plan, bundle)
-            if isinstance(copied, Exception):
-                raise copied
-            if bundle is not None:
+            if bundle is not None and not isinstance(copied, Exception):
                 bundle.mark_filled(self._layout.context_parallel_rank)
         except ControlError as exc:
             self._lose_peers(name, prepared, exc)
             raise
         except Exception as exc:  # noqa: BLE001  # whatever it is, this rollout alone is lost
             return self._give_up(name, bundle, exc)
+        if isinstance(copied, Exception):
+            # Not raised above, which would give it a traceback.
+            return self._give_up(name, bundle, copied)
         watch.lap("copy")
         shards = self._session.shards_here
         self._session.quota.add(self._session.rollout_key(name), SpoolUsage(shards * plan.data_bytes, shards))
@@ -305,7 +306,8 @@ class Publisher:
         try:
             return copy_own(prepared.plan, self._layout.context_parallel_rank, prepared.bundle.file.data)
         except Exception as exc:  # noqa: BLE001  # whatever it is, this rollout alone is lost
-            return exc
+            # Its frames and who holds it refer to each other, and keep the rollout's memory until they are collected.
+            return exc.with_traceback(None)
 
     def _send_or_receive(self, plan: ShardPlan, bundle: BundleWriter | None) -> int:
         """Sends what this rank holds to its writer, or takes what the peers of this writer hold; returns bytes sent."""

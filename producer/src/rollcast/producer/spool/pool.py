@@ -75,7 +75,7 @@ class TensorPool:
         """Makes sure that `target` is there and has `size`, as the file of the pool that fits best, or as a new one.
 
         Peers that take the same target get the same file, whoever comes first, and whether or not they find the pool
-        locked: then it is a new one.
+        locked: then it is a new one. It is never cut: a peer that wants another size may be filling it already.
 
         Raises:
             OSError: there is no room; what is new of the file was really reserved, so a later write cannot fail.
@@ -105,6 +105,9 @@ class TensorPool:
             # Not renamed: a peer that found the pool locked may have made the target meanwhile, and be filling it. Nor
             # do all file systems have second names. Either way a file that is not recycled is a new one.
             with contextlib.suppress(OSError):
+                if fitting[0].stat().st_size > size:
+                    # Before a peer can map it: who writes to pages that were cut off is killed.
+                    os.truncate(fitting[0], size)
                 target.hardlink_to(fitting[0])
                 fitting[0].unlink()
 
@@ -183,9 +186,7 @@ def _reserve(file: Path, size: int) -> None:
     descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
     try:
         present = os.fstat(descriptor).st_size
-        if size < present:
-            os.ftruncate(descriptor, size)
-        elif size > present:
+        if size > present:
             disk = os.fstatvfs(descriptor)
             if size - present > disk.f_bavail * disk.f_frsize:
                 # Not tried: until it fails it would take the last room from what is being committed meanwhile.

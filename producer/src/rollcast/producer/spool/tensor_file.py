@@ -97,15 +97,30 @@ class TensorFile:
         data: the bytes behind the head, as a uint8 tensor over the mapping.
     """
 
-    def __init__(self, mapping: "_Mapping", head_bytes: int, data_bytes: int) -> None:
+    def __init__(
+        self, files: "TensorFiles", mapping: "_Mapping", key: tuple[int, int], head_bytes: int, data_bytes: int
+    ) -> None:
         self.data = mapping.data[head_bytes : head_bytes + data_bytes]
+        self._files, self._key, self._size = files, key, head_bytes + data_bytes
         # Kept as it is: a device may be writing to it when it is forgotten elsewhere.
         self._mapping: _Mapping | None = mapping
+
+    def is_at(self, path: Path) -> bool:
+        """Tells whether a path leads to this file, and it has the size that was asked for."""
+        with contextlib.suppress(OSError):
+            status = path.stat()
+            return (status.st_dev, status.st_ino) == self._key and status.st_size == self._size
+        return False
 
     def close(self) -> None:
         """Gives the file up, which keeps what was written; may be called again."""
         self.data = torch.empty(0, dtype=torch.uint8)
         self._mapping = None
+
+    def discard(self) -> None:
+        """Gives the file up with what was written; may be called again."""
+        self.close()
+        self._files.forget(self._key)
 
 
 class _Mapping:
@@ -166,13 +181,22 @@ class TensorFiles:
         size = head_bytes + data_bytes
         try:
             self._pool.take(path, size)
-            mapping = self._mapping_of(path, size)
+            key, mapping = self._mapping_of(path, size)
             mapping.was_filled = True
-            return TensorFile(mapping, head_bytes, data_bytes)
+            return TensorFile(self, mapping, key, head_bytes, data_bytes)
         except OSError as exc:
             if exc.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
                 raise SpoolFullError(f"no room for {size} bytes at {path}; free space or choose another spool") from exc
             raise SpoolError(f"{path} cannot be created: {exc.strerror}") from exc
+
+    def forget(self, key: tuple[int, int]) -> None:
+        """Lets go of the mapping of a file that will not come back, which would keep its memory when it is removed.
+
+        Args:
+            key: device and inode.
+        """
+        with self._lock:
+            self._mappings.pop(key, None)
 
     def prefault(self) -> None:
         """Prepares what waits in the pool; for a background thread."""
@@ -181,7 +205,7 @@ class TensorFiles:
                 # Set by the rename into the pool. Once for each stay there: looking at pages that are in memory
                 # already takes 60 ms of processor time a GiB.
                 changed_at = path.stat().st_ctime_ns
-                mapping = self._mapping_of(path, size)
+                _, mapping = self._mapping_of(path, size)
                 if mapping.prepared_at == changed_at:
                     continue
                 mapping.populate()
@@ -190,7 +214,7 @@ class TensorFiles:
                 if can_pin() and mapping.was_filled and not mapping.is_pinned:
                     mapping.pin(self._pool.fix_size(path))
 
-    def _mapping_of(self, path: Path, size: int) -> _Mapping:
+    def _mapping_of(self, path: Path, size: int) -> tuple[tuple[int, int], _Mapping]:
         with path.open("r+b") as file:
             status = os.fstat(file.fileno())
             # A mapping keeps its inode alive, so the number cannot belong to another file by now.
@@ -202,4 +226,4 @@ class TensorFiles:
                 self._mappings[key] = mapping
                 while len(self._mappings) > _KEPT_MAPPINGS:
                     self._mappings.popitem(last=False)
-        return mapping
+        return key, mapping

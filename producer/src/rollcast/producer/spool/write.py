@@ -48,13 +48,19 @@ class BundleWriter:
             raise
 
     def mark_filled(self, context_parallel_rank: int) -> None:
-        """Says that this peer's bytes are all there."""
+        """Says that this peer's bytes are all there.
+
+        Raises:
+            SpoolError: they are not: the bundle was removed, and perhaps begun anew by a peer, with another file.
+        """
+        if not self.file.is_at(self.path / TENSORS_NAME):
+            raise SpoolError(f"{self.path} was removed while it was filled")
         self.file.close()
         (self.path / f"{_FILLED}{context_parallel_rank}").touch()
 
     def mark_failed(self, context_parallel_rank: int, reason: str) -> None:
         """Says that this peer's bytes will not come, so that nobody waits for them."""
-        self.file.close()
+        self.file.discard()
         # Where even that fails, the wait for the peer has a bound.
         with contextlib.suppress(OSError):
             half = self.path / f".{_FAILED}{context_parallel_rank}"
@@ -63,7 +69,7 @@ class BundleWriter:
 
     def discard(self) -> None:
         """Gives the bundle up; every peer may call it."""
-        self.file.close()
+        self.file.discard()
         shutil.rmtree(self.path, ignore_errors=True)
 
 
