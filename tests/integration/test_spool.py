@@ -200,7 +200,7 @@ def test_a_bundle_that_was_removed_before_it_was_filled_is_not_waited_for(tmp_pa
 
 
 def test_who_fills_a_file_that_was_removed_does_not_pass_for_who_fills_the_one_in_its_place(tmp_path: Path) -> None:
-    session = _session(tmp_path)
+    session = spool_session(tmp_path)
     plan = make_plan(whole_shard(0, 0, 1), ParallelLayout())
     name = BundleName(0, session.attempt, "dp0")
     first = session.start_bundle(name, plan)
