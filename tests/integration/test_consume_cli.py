@@ -19,7 +19,8 @@ from typer.core import TyperGroup
 from typer.main import get_command
 
 from fixtures.command import command, one_sentence
-from fixtures.frames import ShardSource, frames_of
+from fixtures.frames import frames_of
+from fixtures.installation import shards
 from fixtures.topic import read_until
 from rollcast.consumer.broker import Broker
 from rollcast.consumer.cli.command import app
@@ -27,19 +28,6 @@ from rollcast.schemas import record_key
 
 NOBODY = "127.0.0.1:9"
 CONSUME = ["--bootstrap", NOBODY, "--dump-path", "{run_id}/{rollout_id}.pt"]
-
-
-def shard(value: float = 0.5) -> ShardSource:
-    return ShardSource(
-        rank=2,
-        data_parallel_rank=0,
-        rollout_data={
-            "response_lengths": [2, 3],
-            "log_probs": [torch.tensor([value, 1.0]), torch.tensor([0.0, 1.0, 2.0])],
-            "rewards": [1.0, None],
-            "partition": [0, 1],
-        },
-    )
 
 
 @pytest.mark.parametrize(
@@ -186,7 +174,7 @@ async def test_the_daemon_in_its_own_process_writes_a_dump_and_stops_on_sigterm(
             assert line, "the daemon ended"
         producer = AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers)
         await producer.start()
-        for frame in frames_of("../../etc/x", 1, 4, [shard()]):
+        for frame in frames_of("../../etc/x", 1, 4, shards(4)):
             await producer.send(f"{prefix}.records", frame, key=record_key("../../etc/x", 4))
         await producer.stop()
         await read_until(broker.bootstrap_servers, f"{prefix}.dumps", lambda events: len(events) == 1)
@@ -201,7 +189,7 @@ async def test_the_daemon_in_its_own_process_writes_a_dump_and_stops_on_sigterm(
             await process.wait()
 
     assert process.returncode == 0
-    assert "2 samples in 3 parts" in log
+    assert "6 samples in 8 parts" in log
     assert "SIGTERM: stopping" in log
     (dump,) = tmp_path.rglob("*.pt")
     assert dump.parent.parent == tmp_path

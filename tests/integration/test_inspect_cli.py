@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from fixtures.command import command, one_sentence
-from fixtures.frames import ShardSource
 from rollcast.consumer.metrics import Metric, compute_metrics
 from rollcast.consumer.rollout import Missing, OffsetSpan, RolloutId
 from rollcast.consumer.store import Manifest
@@ -21,21 +20,14 @@ from rollcast.schemas import build_dump_payload
 NOTHING_MISSING = Missing()
 
 
-def shard(value: float = 0.5) -> ShardSource:
-    return ShardSource(
-        rank=2,
-        data_parallel_rank=0,
-        rollout_data={
-            "response_lengths": [2, 3],
-            "log_probs": [torch.tensor([value, 1.0]), torch.tensor([0.0, 1.0, 2.0])],
-            "rewards": [1.0, None],
-            "partition": [0, 1],
-        },
-    )
-
-
 def dump_file(path: Path, value: float = 0.5) -> str:
-    shard_of = {"rank": 2, "data_parallel_rank": 0, "rollout_data": dict(shard(value).rollout_data)}
+    data = {
+        "response_lengths": [2, 3],
+        "log_probs": [torch.tensor([value, 1.0]), torch.tensor([0.0, 1.0, 2.0])],
+        "rewards": [1.0, None],
+        "partition": [0, 1],
+    }
+    shard_of = {"rank": 2, "data_parallel_rank": 0, "rollout_data": data}
     torch.save(build_dump_payload([shard_of], rollout_id=4, writer_rank=2), path)
     return str(path)
 

@@ -190,40 +190,39 @@ class Publisher:
         )
 
     def _publish(self, watch: Stopwatch, rollout_id: int, rollout_data: Mapping[str, Any]) -> PublishResult:
-        number = _number(rollout_id)
-        name = BundleName(number, self._session.attempt, self._session.shard_source)
+        name = BundleName(_number(rollout_id), self._session.attempt, self._session.shard_source)
         self._check_spool()
         prepared = self._prepare(watch, name, rollout_id, rollout_data)
         watch.lap("prepare")
-        if self._disabled is not None:
-            # The others are about to wait for this rank's vote.
-            message = [Vote.OFF, 0, number]
-        elif isinstance(prepared, Exception):
-            message = [self._vote_for(prepared, number), 0, number]
-        else:
-            message = [Vote.READY, prepared.plan.digest, number]
         try:
-            messages = self._control.start_exchange(message)
-            # While they travel; should the rollout be refused, its bundle is thrown away.
-            copied = self._copy(prepared)
-            watch.lap("copy")
-            refusal = decide(self._control.members, messages())
+            return self._agree(watch, name, prepared)
         except ControlError as exc:
             self._lose_peers(name, prepared, exc)
             raise
+
+    def _agree(self, watch: Stopwatch, name: BundleName, prepared: _Prepared | Exception) -> PublishResult:
+        """Publishes the rollout if every rank can.
+
+        Raises:
+            ControlError: a peer is gone.
+        """
+        messages = self._control.start_exchange(self._message(name, prepared))
+        # While they travel; should the rollout be refused, its bundle is thrown away.
+        copied = self._copy(prepared)
+        watch.lap("copy")
+        refusal = decide(self._control.members, messages())
         watch.lap("agree")
         if refusal is not None:
             return self._refuse(name, refusal, prepared)
         assert not isinstance(prepared, Exception)  # noqa: S101  # its vote would have been the refusal
-        self._seen.add(number)
+        self._seen.add(name.rollout_id)
         plan, bundle = prepared.plan, prepared.bundle
         try:
             # Before anything of this rank can fail: nobody must be left sending.
             sent = 0 if self._session.in_place else self._send_or_receive(plan, bundle)
             if bundle is not None and not isinstance(copied, Exception):
                 bundle.mark_filled(self._layout.context_parallel_rank)
-        except ControlError as exc:
-            self._lose_peers(name, prepared, exc)
+        except ControlError:
             raise
         except Exception as exc:  # noqa: BLE001  # whatever it is, this rollout alone is lost
             return self._give_up(name, bundle, exc)
@@ -236,9 +235,18 @@ class Publisher:
         self._committer.start()
         if self._layout.is_writer:
             fillers = self._layout.context_parallel_size if self._session.in_place else 1
-            shard = self._session.closing_event(number, plan)
+            shard = self._session.closing_event(name.rollout_id, plan)
             self._committer.submit(CommitJob(name=name, content=plan.records, shard=shard, peers=fillers))
         return PublishResult(status=PublishStatus.PUBLISHED, copied_bytes=copied + sent, raw_bytes=plan.data_bytes)
+
+    def _message(self, name: BundleName, prepared: _Prepared | Exception) -> list[int]:
+        """Returns this rank's vote, plan digest and rollout id."""
+        if self._disabled is not None:
+            # The others are about to wait for this rank's vote.
+            return [Vote.OFF, 0, name.rollout_id]
+        if isinstance(prepared, Exception):
+            return [self._vote_for(prepared, name.rollout_id), 0, name.rollout_id]
+        return [Vote.READY, prepared.plan.digest, name.rollout_id]
 
     def _publish_alone(self, stream_kind: str, make_data: Callable[[], Mapping[str, Any]]) -> PublishResult:
         self._check_spool()
