@@ -167,8 +167,9 @@ async def test_a_second_trainer_with_the_same_run_id_is_refused_or_supersedes_th
                 await pipe.dumps_are_there("0.attempt-1", 2)
                 for rollout_id in (2, 3):
                     assert (await first.publish(rollout_id))[0] == "published"
+                # What the first one leaves in the spool is looked for there by the second one, too.
+                assert await first.close()
                 assert await second.close()
-            assert await first.close()
         await until(lambda: daemon.stats.stale > 0)
         await until(lambda: "two trainers share one run id" in caplog.text)
     pipe.check(0, seed=100, shard=large_shard)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rollcast.consumer.broker import running_broker
+from rollcast.consumer.broker import BrokerConfigError, running_broker
 from rollcast.consumer.config import ConsumeConfig
 from rollcast.producer.config import PublisherConfig
 from rollcast.producer.shipper.config import ShipperConfig
@@ -79,5 +79,5 @@ def test_an_address_without_host_or_port_is_refused_with_the_form_it_needs(
 
 def test_an_address_in_the_environment_is_held_to_the_same_form(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLLCAST_BOOTSTRAP_SERVERS", "kafka")
-    with pytest.raises(ContractError, match="'kafka' is no host:port"), running_broker():
+    with pytest.raises(BrokerConfigError, match="'kafka' is no host:port"), running_broker():
         pass

@@ -12,6 +12,7 @@ from rollcast.consumer.broker._container import ContainerBroker
 from rollcast.consumer.broker._jvm import JvmBroker
 from rollcast.consumer.broker._ports import kafka_answers
 from rollcast.consumer.broker.errors import (
+    BrokerConfigError,
     BrokerError,
     ContainerUnavailableError,
     DataFolderTakenError,
@@ -19,6 +20,7 @@ from rollcast.consumer.broker.errors import (
     PortTakenError,
 )
 from rollcast.schemas.addresses import check_bootstrap_servers
+from rollcast.schemas.errors import ContractError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -91,14 +93,17 @@ def running_broker(
         report: Takes lines about what is going on, for a person.
 
     Raises:
-        ContractError: `ROLLCAST_BOOTSTRAP_SERVERS` is no address.
+        BrokerConfigError: `ROLLCAST_BOOTSTRAP_SERVERS` is no address.
         NoBrokerError: No way works; the message has each way, why it failed, and what to do.
         PortTakenError: Somebody else listens on the port in `config`.
         DataFolderTakenError: Another broker keeps its records in the folder in `config`.
     """
     named = os.environ.get(BOOTSTRAP_VARIABLE)
     if named:
-        check_bootstrap_servers(named)
+        try:
+            check_bootstrap_servers(named)
+        except ContractError as error:
+            raise BrokerConfigError(str(error)) from None
         yield ExternalBroker(named)
         return
     broker = _start_own(config, report)
