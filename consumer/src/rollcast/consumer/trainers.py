@@ -7,8 +7,7 @@ from rollcast.consumer.brief import brief
 from rollcast.consumer.decisions import Stale
 from rollcast.schemas import DpShard
 
-_REMEMBERED_RUNS = 1024
-_REMEMBERED_TOLD = 1024
+_REMEMBERED = 1024
 # A shipper has passed on what was left long before.
 _LEFT_FOR_S = 600.0
 
@@ -26,8 +25,8 @@ class Trainers:
     def __init__(self) -> None:
         # The highest attempt of each run, and when its first rollout was published, as far as is known.
         self._newest: OrderedDict[str, tuple[int, int]] = OrderedDict()
-        self._told: set[tuple[str, int, str]] = set()
         self._left_since: OrderedDict[tuple[str, int], float] = OrderedDict()
+        self._alarmed: set[tuple[str, int, str]] = set()
 
     def saw(self, event: DpShard) -> None:
         """Takes each closing event, used or not."""
@@ -45,22 +44,23 @@ class Trainers:
         earliest_ms = begun_ms if event.attempt == attempt else event.published_at_ms
         self._newest[event.run_id] = (event.attempt, min(earliest_ms, event.published_at_ms))
         self._newest.move_to_end(event.run_id)
-        if len(self._newest) > _REMEMBERED_RUNS:
+        if len(self._newest) > _REMEMBERED:
             self._newest.popitem(last=False)
 
     def left(self, stale: Stale, now: float) -> None:
         """Takes each record that is not needed because of a higher attempt, at this time of the reading clock."""
         run_id, attempt = stale.rollout_id.run_id, stale.rollout_id.attempt
-        since = self._left_since.setdefault((run_id, attempt), now)
-        if len(self._left_since) > _REMEMBERED_RUNS:
-            self._left_since.popitem(last=False)
-        if self._is_news(run_id, attempt, "left"):
+        since = self._left_since.get((run_id, attempt))
+        if since is None:
+            self._left_since[run_id, attempt] = now
+            if len(self._left_since) > _REMEMBERED:
+                self._left_since.popitem(last=False)
             _log.info(
                 "%s is not used, since attempt %d sends it again: a trainer that is restarted leaves such records",
                 stale.rollout_id,
                 stale.current_attempt,
             )
-        if now - since >= _LEFT_FOR_S and self._is_news(run_id, attempt, "still sends"):
+        elif now - since >= _LEFT_FOR_S and self._is_news(run_id, attempt, "still sends"):
             _log.warning(
                 "%s is not used, since attempt %d has begun, and attempt %d still sends %.0f minutes later: "
                 "two trainers share one run id, or the clock of one went back",
@@ -71,9 +71,9 @@ class Trainers:
             )
 
     def _is_news(self, run_id: str, attempt: int, what: str) -> bool:
-        if (run_id, attempt, what) in self._told:
+        if (run_id, attempt, what) in self._alarmed:
             return False
-        if len(self._told) >= _REMEMBERED_TOLD:
-            self._told.clear()
-        self._told.add((run_id, attempt, what))
+        if len(self._alarmed) >= _REMEMBERED:
+            self._alarmed.clear()
+        self._alarmed.add((run_id, attempt, what))
         return True
