@@ -135,7 +135,7 @@ class Publishing:
         self._finish(rollout, complete=not rollout.missing)
 
     def _report(self, rollout: Rollout, dump: Dump, published: PublishedDump) -> None:
-        for metric in dump.metrics:
+        for metric in published.manifest.metrics:
             if metric.failure is not None:
                 self._stats.failed_metrics[metric.name] += 1
                 _log.warning("%s: metric %s cannot be computed: %s", rollout.id, metric.name, metric.failure)

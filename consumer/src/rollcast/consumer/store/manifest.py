@@ -227,7 +227,7 @@ def manifest_of(dump: Dump, files: tuple[ManifestFile, ...]) -> Manifest:
         digests=digests_of(rollout),
         files=files,
         written_at_ms=time.time_ns() // 1_000_000,
-        metrics=dump.metrics,
+        metrics=dump.metrics.result(),
         missing=dump.missing,
         gaps=dump.gaps,
         versions=_versions(),

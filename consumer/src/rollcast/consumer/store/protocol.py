@@ -1,9 +1,10 @@
 """The seam between the daemon and the place where dumps are kept."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from rollcast.consumer.config import Layout
 from rollcast.consumer.layout import DumpFile, files_of
@@ -13,6 +14,8 @@ from rollcast.schemas import TRAIN_STREAM
 
 if TYPE_CHECKING:
     from rollcast.consumer.store.manifest import Manifest
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +27,7 @@ class Dump:
         files: what is kept, at least one file; each has a rank of its own.
         sample_count: samples in all files.
         missing: what it lacks; empty for a complete dump.
-        metrics: its metrics.
+        metrics: its metrics, which may still be computed while the files are written.
         gaps: offsets of its partitions that could not be read, where something is missing.
     """
 
@@ -32,24 +35,31 @@ class Dump:
     files: tuple[DumpFile, ...]
     sample_count: int
     missing: Missing
-    metrics: tuple[Metric, ...]
+    metrics: Future[tuple[Metric, ...]]
     gaps: tuple[OffsetSpan, ...] = ()
 
 
 def dump_of(rollout: Rollout, payload: Mapping[str, Any], missing: Missing, layout: Layout) -> Dump:
-    """Returns the dump of a rollout that was restored to this payload, with its metrics.
+    """Returns the dump of a rollout that was restored to this payload; a thread of its own computes the metrics.
 
     Raises:
         LayoutError: the layout cannot hold it.
     """
-    trained = rollout.id.stream == TRAIN_STREAM
+    trained, samples = rollout.id.stream == TRAIN_STREAM, payload["samples"]
     return Dump(
         rollout=rollout,
         files=files_of(layout, payload, rollout),
-        sample_count=len(payload["samples"]),
+        sample_count=len(samples),
         missing=missing,
-        metrics=compute_metrics(payload["samples"]) if trained else (),
+        metrics=_in_background(lambda: compute_metrics(samples) if trained else ()),
     )
+
+
+def _in_background(work: Callable[[], _T]) -> Future[_T]:
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollcast-measure")
+    result = thread.submit(work)
+    thread.shutdown(wait=False)
+    return result
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
