@@ -11,7 +11,7 @@ from fixtures.rollouts import payload_in_spool, whole_shard
 from rollcast.consumer.difference import differences
 from rollcast.producer import Publisher, PublisherConfig
 from rollcast.producer.mover import can_pin, move, pin, unpin
-from rollcast.producer.plan import Segments
+from rollcast.producer.plan import Copies
 from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.producer.spool.pool import TensorPool
 from rollcast.producer.spool.tensor_file import TensorFiles
@@ -57,9 +57,9 @@ def test_a_shard_on_the_device_is_bit_equal_and_its_memory_may_be_reused(tmp_pat
     publisher.close(0.2)
 
 
-def _whole(size: int) -> Segments:
+def _whole(size: int) -> Copies:
     zero = np.zeros(1, np.int64)
-    return Segments(tensors=zero, targets=zero, starts=zero, sizes=np.array([size], np.int64))
+    return Copies(zero, zero, np.array([size], np.int64))
 
 
 def test_memory_is_registered_once_a_shard_has_come_from_the_device() -> None:

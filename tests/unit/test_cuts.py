@@ -36,9 +36,8 @@ def test_the_cuts_of_a_shard_are_those_of_its_samples(
                     held += tokens
                 reached += tokens
         assert [run for run in cuts.runs(rank).T.tolist() if run[3]] == expected
-        if rank is not None:
-            held_tokens = [sum(tokens for tokens, holder in sample if holder == rank) for sample in pieces]
-            assert cuts.held(rank).tolist() == held_tokens
+        held_tokens = [sum(tokens for tokens, holder in sample if holder == rank) for sample in pieces]
+        assert cuts.held[-1 if rank is None else rank].tolist() == held_tokens
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The copy of planned segments: every byte at its place, and nothing read or written beyond what is there."""
+"""The copy of planned tensors: every byte at its place, and nothing read or written beyond what is there."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollcast.producer.mover import can_pin, join, move
-from rollcast.producer.plan import Segments
+from rollcast.producer.plan import Copies
 from rollcast.schemas.dtypes import ITEM_BYTES
 from rollcast.schemas.tensors import tensor_bytes
 
@@ -24,9 +24,8 @@ _NAN_PATTERNS = {
 }
 
 
-def _segments(*rows: tuple[int, int, int, int]) -> Segments:
-    tensors, targets, starts, sizes = np.array(rows, np.int64).reshape(-1, 4).T
-    return Segments(tensors=tensors, targets=targets, starts=starts, sizes=sizes)
+def _copies(*rows: tuple[int, int, int]) -> Copies:
+    return Copies(*np.array(rows, np.int64).reshape(-1, 3).T)
 
 
 def _moved(sources: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -34,10 +33,10 @@ def _moved(sources: Sequence[torch.Tensor]) -> torch.Tensor:
     rows, reached = [], 0
     for index, source in enumerate(sources):
         if source.nbytes:
-            rows.append((index, reached, 0, source.nbytes))
+            rows.append((index, reached, source.nbytes))
             reached += source.nbytes
     data = torch.full((reached,), 170, dtype=torch.uint8)
-    move(sources, _segments(*rows), data)
+    move(sources, _copies(*rows), data)
     return data
 
 
@@ -80,44 +79,42 @@ def test_a_tensor_arrives_in_the_order_of_its_elements_however_it_lies_in_memory
 
 def test_nothing_to_move_moves_nothing() -> None:
     data = torch.arange(4, dtype=torch.uint8)
-    move((), _segments(), data)
-    move((torch.empty(0), torch.empty(0, 7).T), _segments(), data)
+    move((), _copies(), data)
+    move((torch.empty(0), torch.empty(0, 7).T), _copies(), data)
     assert data.tolist() == [0, 1, 2, 3]
     assert not can_pin()
 
 
 @given(st.data())
-def test_any_segments_of_any_tensors_arrive_and_touch_nothing_else(data: st.DataObject) -> None:
+def test_any_tensors_arrive_and_touch_nothing_else(data: st.DataObject) -> None:
     sizes = data.draw(st.lists(st.integers(1, 40), min_size=1, max_size=5))
     sources = [torch.randint(0, 256, (2 * size,), dtype=torch.uint8) for size in sizes]
     # Every second one is not contiguous.
     sources = [source[::2] if index % 2 else source[: len(source) // 2] for index, source in enumerate(sources)]
     rows, reached = [], 0
     for tensor, size in enumerate(sizes):
-        start = data.draw(st.integers(0, size - 1))
-        length = data.draw(st.integers(1, size - start))
         reached += data.draw(st.integers(0, 3))
-        rows.append((tensor, reached, start, length))
-        reached += length
+        rows.append((tensor, reached, size))
+        reached += size
     target = torch.full((reached + 3,), 170, dtype=torch.uint8)
     expected = target.clone()
-    for tensor, place, start, length in rows:
-        expected[place : place + length] = sources[tensor][start : start + length]
-    move(sources, _segments(*data.draw(st.permutations(rows))), target)
+    for tensor, place, size in rows:
+        expected[place : place + size] = sources[tensor]
+    move(sources, _copies(*data.draw(st.permutations(rows))), target)
     assert torch.equal(target, expected)
 
 
 @pytest.mark.parametrize(
     "row",
-    [(0, 0, 0, 9), (0, 0, 8, 1), (0, 9, 0, 8), (0, 16, 0, 1), (0, 0, -1, 2), (0, -1, 0, 2), (0, 4, 4, -2)],
-    ids=["too-long", "after", "over-the-end", "beyond", "before", "before-the-target", "negative"],
+    [(0, 0, 9), (0, 0, 7), (0, 9, 8), (0, 16, 8), (0, -1, 8), (0, 4, -2)],
+    ids=["too-long", "too-short", "over-the-end", "beyond", "before-the-target", "negative"],
 )
 @pytest.mark.parametrize("step", [1, 2])
-def test_a_segment_beyond_its_source_or_target_moves_nothing_at_all(row: tuple[int, int, int, int], step: int) -> None:
+def test_a_copy_beyond_its_source_or_target_moves_nothing_at_all(row: tuple[int, int, int], step: int) -> None:
     source = torch.arange(8 * step, dtype=torch.uint8)[::step]
     data = torch.zeros(16, dtype=torch.uint8)
     with pytest.raises(ValueError, match="does not hold what was planned"):
-        move((source,), _segments((0, 0, 0, 8), row), data)
+        move((source,), _copies((0, 0, 8), row), data)
     assert not data.any()
 
 
@@ -127,7 +124,7 @@ def test_a_tensor_whose_storage_was_freed_is_an_error_and_not_the_end_of_the_pro
     source = whole[first:]
     whole.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match="does not hold what was planned"):
-        move((source,), _segments((0, 0, 0, 4)), torch.zeros(4, dtype=torch.uint8))
+        move((source,), _copies((0, 0, 4)), torch.zeros(4, dtype=torch.uint8))
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")

@@ -1,6 +1,7 @@
 """The plan of a shard: places in the file, and what is refused before anything is copied."""
 
 from dataclasses import replace
+from tempfile import TemporaryFile
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from rollcast.producer.context_parallel import ContextLayout, pieces_of, spans_o
 from rollcast.producer.copy import copy_own, receive_from, send_own
 from rollcast.producer.errors import RolloutDataError
 from rollcast.producer.parallel import ParallelLayout
-from rollcast.producer.plan import make_plan
+from rollcast.producer.plan import ShardRecords, make_plan
 from rollcast.schemas.events import SHARD_SLOT
+from rollcast.schemas.tensors import tensor_bytes
 
 
 def _layout(rank: int, size: int) -> ParallelLayout:
@@ -38,7 +40,7 @@ def test_the_copies_of_all_peers_fill_the_file_without_overlap(size: int, in_pla
     assert len({plan.data_bytes for plan in plans}) == 1
     filled = torch.zeros(plans[0].data_bytes, dtype=torch.int32)
     for rank, plan in enumerate(plans):
-        for _, target, _, length in plan.records.segments(rank).as_tuples():
+        for _, target, length in plan.records.copies(rank).each():
             filled[target : target + length] += 1
     # Only the first token of the two samples without a prompt is held by nobody, in four fields.
     unfilled = 0 if size == 1 else 2 * (2 + 4 + 12 + 8)
@@ -57,7 +59,7 @@ def test_slicing_and_restoring_are_inverse(lengths: list[tuple[int, int]], cut: 
         if size > 1 and total == response and response:
             tensor[0] = 0
     pieces = [pieces_of(cut, size, total, response, 64) for total, response in lengths]
-    restored: torch.Tensor | None = None
+    plans = []
     for rank in range(size):
         share = {
             "response_lengths": [response for _, response in lengths],
@@ -68,11 +70,24 @@ def test_slicing_and_restoring_are_inverse(lengths: list[tuple[int, int]], cut: 
                 for tensor, held in zip(whole, pieces, strict=True)
             ],
         }
-        plan = make_plan(share, _layout(rank, size), context_layout=cut)
-        restored = torch.zeros(plan.data_bytes, dtype=torch.uint8) if restored is None else restored
-        copy_own(plan, rank, restored)
-    assert restored is not None
+        plans.append(make_plan(share, _layout(rank, size), context_layout=cut))
+    filled = torch.full((plans[0].data_bytes,), 255, dtype=torch.uint8)
+    for rank, plan in enumerate(plans):
+        copy_own(plan, rank, filled)
+    restored = _in_order(filled, plans[0].records)
     assert torch.equal(restored.view(torch.int64), torch.cat([*whole, torch.empty(0, dtype=torch.int64)]))
+
+
+def _in_order(filled: torch.Tensor, records: ShardRecords) -> torch.Tensor:
+    with TemporaryFile() as file:
+        file.write(filled.numpy().tobytes())
+        file.flush()
+        for column in records.columns:
+            if column.order is not None:
+                room = memoryview(bytearray(column.order.largest_block))
+                column.order.put_in_order(file.fileno(), column.offsets[0], room)
+        file.seek(0)
+        return torch.frombuffer(bytearray(file.read() or b" "), dtype=torch.uint8)[: len(filled)]
 
 
 def test_a_rank_that_cannot_read_its_tensors_still_sends_every_message_and_says_so() -> None:
@@ -140,3 +155,57 @@ def test_an_entry_that_is_no_tensor_is_a_type_error() -> None:
     log_probs[3] = None
     with pytest.raises(TypeError, match="sample 3 is a NoneType"):
         make_plan(_share(0, 1, log_probs=log_probs), _layout(0, 1))
+
+
+@given(
+    responses=st.lists(st.integers(0, 40), min_size=1, max_size=12),
+    prompt=st.integers(0, 3),
+    cut=st.sampled_from(ContextLayout),
+    size=st.sampled_from([2, 3, 4]),
+    kinds=st.lists(st.sampled_from(["flat", "wide", "mixed", "bool"]), min_size=1, max_size=3),
+    block_bytes=st.integers(1, 400),
+)
+def test_columns_of_any_rows_are_put_in_order_block_by_block(
+    responses: list[int], prompt: int, cut: ContextLayout, size: int, kinds: list[str], block_bytes: int
+) -> None:
+    names = ["values", "returns", "advantages"][: len(kinds)]
+    wholes = {
+        name: [_rows(kind, slot, rows) for slot, rows in enumerate(responses)]
+        for name, kind in zip(names, kinds, strict=False)
+    }
+    totals = [prompt + rows for rows in responses]
+    pieces = [pieces_of(cut, size, total, rows, 64) for total, rows in zip(totals, responses, strict=True)]
+    lengths = {"response_lengths": responses, "total_lengths": totals, "max_seq_lens": [64] * len(responses)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rollcast.producer.rank_order._BLOCK_BYTES", block_bytes)
+        plans = []
+        for rank in range(size):
+            share = {
+                name: [
+                    torch.cat([tensor[low:high] for low, high in spans_of(rank, held)] or [tensor[:0]])
+                    for tensor, held in zip(tensors, pieces, strict=True)
+                ]
+                for name, tensors in wholes.items()
+            }
+            plans.append(make_plan({**lengths, **share}, _layout(rank, size), context_layout=cut))
+        filled = torch.full((plans[0].data_bytes,), 255, dtype=torch.uint8)
+        assert sum(copy_own(plan, rank, filled) for rank, plan in enumerate(plans)) <= len(filled)
+        restored = _in_order(filled, plans[0].records)
+    expected = []
+    for tensors in wholes.values():
+        for tensor, total, rows in zip(tensors, totals, responses, strict=True):
+            if total == rows and rows:
+                tensor[0] = 0
+            expected.append(tensor_bytes(tensor))
+    assert torch.equal(restored, torch.cat(expected))
+
+
+def _rows(kind: str, slot: int, rows: int) -> torch.Tensor:
+    numbers = torch.arange(1, rows + 1) + slot
+    if kind == "flat":
+        return numbers.float()
+    if kind == "bool":
+        return numbers % 2 == 0
+    if kind == "wide":
+        return numbers[:, None].repeat(1, 3).short()
+    return numbers.half() if slot % 2 else numbers[:, None].repeat(1, 2).double()

@@ -14,7 +14,7 @@ _Sent = tuple[int, int, int]
 
 
 def copy_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> int:
-    """Copies what this rank holds to its final place; returns the number of bytes.
+    """Copies what this rank holds to its place; returns the number of bytes.
 
     Args:
         plan: the shard.
@@ -33,24 +33,22 @@ def copy_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> int:
         else:
             copied += copied_now
     if sources:
-        segments = plan.records.segments(rank, others)
-        move(sources, segments, data)
-        copied += int(segments.sizes.sum())
+        copies = plan.records.copies(rank, others)
+        move(sources, copies, data)
+        copied += int(copies.sizes.sum())
     return copied
 
 
 def _join_own(column: PlannedColumn, rank: int, held: tuple[torch.Tensor, ...], data: torch.Tensor) -> int | None:
-    """Copies a rank's run of a column in one call and returns its size; None where that is not possible."""
-    if column.owners is None or len({*column.dtypes}) != 1 or {*map(len, column.shapes)} != {1}:
+    """Copies a rank's runs of a column in a call each and returns their size; None where that is not possible."""
+    if len({*column.dtypes}) != 1 or {*map(len, column.shapes)} != {1}:
         return None
-    # Owners are in ascending order.
-    count = column.owners.count(rank)
-    if not count:
-        return 0
-    first = column.owners.index(rank)
-    last = first + count - 1
-    target = data[column.offsets[first] : column.offsets[last] + column.sizes[last]]
-    return target.nbytes if join(held[first : last + 1], column.dtypes[0], target) else None
+    copied = 0
+    for first, last, start, end in column.runs(rank):
+        if not join(held[first:last], column.dtypes[0], data[start:end]):
+            return None
+        copied += end - start
+    return copied
 
 
 def send_own(plan: ShardPlan, rank: int, send: Callable[[torch.Tensor], None], bucket_bytes: int) -> int:
@@ -61,16 +59,15 @@ def send_own(plan: ShardPlan, rank: int, send: Callable[[torch.Tensor], None], b
     Raises:
         Exception: whatever the tensors provoked, after everything was sent.
     """
-    segments = plan.records.segments(rank).as_tuples()
-    pieces = ((plan.sources[tensor], start, size) for tensor, _, start, size in segments)
+    sources = (plan.sources[tensor] for tensor, _, _ in plan.records.copies(rank).each())
     error: Exception | None = None
     sent = 0
     for bucket in _buckets(_stream_of(plan, rank), bucket_bytes):
         buffer = torch.zeros(sum(size for _, _, size in bucket), dtype=torch.uint8)
         position = 0
-        for source, start, size in islice(pieces, len(bucket)):
+        for source, (_, _, size) in zip(islice(sources, len(bucket)), bucket, strict=True):
             try:
-                buffer[position : position + size].copy_(tensor_bytes(source)[start : start + size])
+                buffer[position : position + size].copy_(tensor_bytes(source))
             except Exception as exc:  # noqa: BLE001  # whatever it is, the writer is waiting for this message
                 error = exc
             position += size
@@ -103,21 +100,21 @@ def receive_from(
 
 def _stream_of(plan: ShardPlan, rank: int) -> list[_Sent]:
     stream, position = [], 0
-    for _, target, _, size in plan.records.segments(rank).as_tuples():
+    for _, target, size in plan.records.copies(rank).each():
         stream.append((target, position, size))
         position += size
     return stream
 
 
-def _buckets(segments: Sequence[_Sent], bucket_bytes: int) -> Iterator[list[_Sent]]:
-    """Yields runs of whole segments of at most `bucket_bytes`, a larger segment alone; alike on both sides."""
+def _buckets(sent: Sequence[_Sent], bucket_bytes: int) -> Iterator[list[_Sent]]:
+    """Yields what is sent in groups of at most `bucket_bytes`, what is larger alone; alike on both sides."""
     bucket: list[_Sent] = []
     used = 0
-    for segment in segments:
-        if bucket and used + segment[2] > bucket_bytes:
+    for each in sent:
+        if bucket and used + each[2] > bucket_bytes:
             yield bucket
             bucket, used = [], 0
-        bucket.append(segment)
-        used += segment[2]
+        bucket.append(each)
+        used += each[2]
     if bucket:
         yield bucket

@@ -4,6 +4,7 @@ As arrays, because the training thread has no time for a loop over the samples.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
@@ -14,7 +15,7 @@ from rollcast.producer.context_parallel import ContextLayout, pieces_of
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Cuts:
     """The cuts of a shard's responses; one rank alone holds them whole.
 
@@ -41,11 +42,11 @@ class Cuts:
             lengths = (int(array[wrong][0]) for array in (self.totals, self.responses, self.padded))
             pieces_of(self.layout, self.size, *lengths)
 
-    def held(self, rank: int) -> IntArray:
-        """Returns the number of response tokens of each sample that a rank holds."""
-        _, tokens = self._chunks(rank)
-        held: IntArray = tokens.sum(axis=0)
-        return held
+    @cached_property
+    def held(self) -> IntArray:
+        """Number of response tokens held, by rank (last: those that no rank holds) and sample."""
+        held = np.array([self._chunks(rank)[1].sum(axis=0) for rank in range(self.size)], np.int64)
+        return np.vstack([held, self.responses - held.sum(axis=0)])
 
     def runs(self, rank: int | None) -> IntArray:
         """Returns the runs of response tokens that a rank holds, by sample, in the order in which it holds them.

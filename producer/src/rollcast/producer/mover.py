@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rollcast.producer.plan import Segments
+from rollcast.producer.plan import Copies
 from rollcast.schemas.tensors import tensor_bytes
 
 _NBYTES, _IS_CPU = attrgetter("nbytes"), attrgetter("is_cpu")
@@ -26,7 +26,8 @@ _side_streams: dict[torch.device, torch.cuda.Stream] = {}
 def join(sources: tuple[torch.Tensor, ...], dtype: torch.dtype, target: torch.Tensor) -> bool:
     """Copies whole tensors to the target, side by side, in one call; tells whether it could, and has.
 
-    It cannot where one is on a device or has no bytes, and where torch would make other bytes or has no place for them.
+    It cannot where one is on a device or has lost its bytes, and where torch would make other bytes or has no place for
+    them.
 
     Args:
         sources: with one dimension each.
@@ -40,7 +41,8 @@ def join(sources: tuple[torch.Tensor, ...], dtype: torch.dtype, target: torch.Te
     if dtype is torch.bool or target.storage_offset() % dtype.itemsize or not all(map(_IS_CPU, sources)):
         return False
     # A tensor whose storage was freed (`resize_(0)`) keeps its size; reading it would end the process.
-    if not all(map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, sources))):
+    stored = [*map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, sources))]
+    if not all(stored) and any(source.nbytes > size == 0 for source, size in zip(sources, stored, strict=True)):
         return False
     out = target.view(dtype)
     torch.cat(sources, out=out)
@@ -49,54 +51,49 @@ def join(sources: tuple[torch.Tensor, ...], dtype: torch.dtype, target: torch.Te
     return True
 
 
-def move(sources: Sequence[torch.Tensor], segments: Segments, data: torch.Tensor) -> None:
-    """Copies segments of the sources to their places; returns when all bytes are there.
+def move(sources: Sequence[torch.Tensor], copies: Copies, data: torch.Tensor) -> None:
+    """Copies tensors to their places; returns when all bytes are there.
 
     From a CUDA device the copies go through a stream of their own, after what the device's current stream has to do,
     and are waited for once, at the end; into pinned memory (`pin`) the device writes by itself.
 
     Args:
         sources: anywhere.
-        segments: of them.
+        copies: of them.
         data: the target, uint8, on the CPU.
 
     Raises:
-        ValueError: a segment is not within source and target.
+        ValueError: a tensor has not the planned size, or its place is not within the target.
     """
     # A tensor whose storage was freed (`resize_(0)`) keeps its size; reading it would end the process.
     stored = np.array([storage.nbytes() for storage in map(torch.Tensor.untyped_storage, sources)], np.int64)
-    held = np.where(stored > 0, np.array([*map(_NBYTES, sources)], np.int64), 0)[segments.tensors]
-    lowest = min(array.min(initial=0) for array in (segments.starts, segments.targets, segments.sizes))
-    is_beyond = (segments.starts + segments.sizes > held) | (segments.targets + segments.sizes > data.nbytes)
-    if lowest < 0 or is_beyond.any():
+    held = np.where(stored > 0, np.array([*map(_NBYTES, sources)], np.int64), 0)[copies.tensors]
+    is_beyond = (copies.targets < 0) | (copies.targets + copies.sizes > data.nbytes)
+    if (held != copies.sizes).any() or is_beyond.any():
         raise ValueError(f"a tensor does not hold what was planned, or its place is beyond {data.nbytes} bytes")
-    # Not with torch, whose two views and one copy for each segment take several times as long as the bytes.
+    # Not with torch, whose two views and one copy for each tensor take several times as long as the bytes.
     addresses = np.array([*map(torch.Tensor.data_ptr, sources)], np.int64)
     if not (all(map(_IS_CPU, sources)) and all(map(torch.Tensor.is_contiguous, sources))):
         addresses *= np.array([source.is_cpu and source.is_contiguous() for source in sources], np.int64)
-    addresses = addresses[segments.tensors]
+    addresses = addresses[copies.tensors]
     plain = addresses != 0
-    targets, starts, sizes = data.data_ptr() + segments.targets, addresses + segments.starts, segments.sizes
-    deque(map(ctypes.memmove, *(array[plain].tolist() for array in (targets, starts, sizes))), maxlen=0)
+    targets = data.data_ptr() + copies.targets
+    deque(map(ctypes.memmove, *(array[plain].tolist() for array in (targets, addresses, copies.sizes))), maxlen=0)
     if not plain.all():
-        _copy_others(sources, segments, plain, data)
+        _copy_others(sources, Copies(*(array[~plain] for array in copies)), data)
 
 
-def _copy_others(
-    sources: Sequence[torch.Tensor], segments: Segments, done: "np.ndarray[Any, Any]", data: torch.Tensor
-) -> None:
+def _copy_others(sources: Sequence[torch.Tensor], copies: Copies, data: torch.Tensor) -> None:
     streams: dict[torch.device, torch.cuda.Stream] = {}
     try:
         with ExitStack() as current:
-            for is_done, (tensor, target, start, size) in zip(done.tolist(), segments.as_tuples(), strict=True):
-                if is_done:
-                    continue
+            for tensor, target, size in copies.each():
                 source = sources[tensor]
                 if source.is_cuda and source.device not in streams:
                     stream = streams[source.device] = _side_stream(source.device)
                     stream.wait_stream(torch.cuda.current_stream(source.device))
                     current.enter_context(torch.cuda.stream(stream))
-                data[target : target + size].copy_(tensor_bytes(source)[start : start + size], non_blocking=True)
+                data[target : target + size].copy_(tensor_bytes(source), non_blocking=True)
     finally:
         # Also after an error: the memory on both sides is about to be used again.
         for stream in streams.values():

@@ -1,4 +1,4 @@
-"""The plan of a shard: each tensor of the bundle with its final place, computed alike by all peers.
+"""The plan of a shard: the place of each tensor in the bundle and who fills it, computed alike by all peers.
 
 It is made on the training thread, for a thousand tensors and more: what need not be done there waits for `commit`.
 """
@@ -21,6 +21,7 @@ from rollcast.producer.cuts import Cuts, IntArray
 from rollcast.producer.errors import RolloutDataError
 from rollcast.producer.fields import CONTEXT_PARALLEL_FIELDS, check_lengths, check_one_tensor_per_sample
 from rollcast.producer.parallel import ParallelLayout
+from rollcast.producer.rank_order import RankOrder
 from rollcast.schemas.events import SHARD_SLOT, PlainValue
 from rollcast.schemas.limits import DEFAULT_LIMITS
 from rollcast.schemas.parts import MAX_DIMENSIONS, MAX_NAME_BYTES
@@ -36,30 +37,39 @@ _ONE_PER_SAMPLE = ("tokens", "total_lengths", "loss_masks")
 # Readers refuse a larger value; map entries count twice there, as key and value.
 _MAX_ITEMS = DEFAULT_LIMITS.max_items // 2
 
-# In place of the rank that copies a tensor.
-_NOBODY, _SPLIT = -1, -2
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Segments:
-    """Runs of bytes to copy, none empty. Arrays: as objects they would cost as much time as the bytes.
+class Copies(NamedTuple):
+    """What a rank copies, each tensor as the rank holds it. Arrays: objects would cost as much time as the bytes.
 
     Attributes:
         tensors: index of the tensor, in file order.
         targets: offset in the data of the tensor file.
-        starts: offset in what the rank holds of the tensor.
-        sizes: in bytes.
+        sizes: in bytes, none 0.
     """
 
     tensors: IntArray
     targets: IntArray
-    starts: IntArray
     sizes: IntArray
 
-    def as_tuples(self) -> Iterator[tuple[int, int, int, int]]:
-        """Yields `(tensor, target, start, size)`."""
-        arrays = (self.tensors, self.targets, self.starts, self.sizes)
-        return zip(*(array.tolist() for array in arrays), strict=True)
+    def each(self) -> Iterator[tuple[int, int, int]]:
+        """Yields `(tensor, target, size)`."""
+        return zip(*(array.tolist() for array in self), strict=True)
+
+
+class Run(NamedTuple):
+    """Tensors of a column that a rank copies side by side.
+
+    Attributes:
+        first: the first one.
+        last: the one behind the last.
+        start: offset of the first byte in the data of the tensor file.
+        end: offset behind the last.
+    """
+
+    first: int
+    last: int
+    start: int
+    end: int
 
 
 class PlannedTensor(NamedTuple):
@@ -98,7 +108,8 @@ class PlannedColumn:
         shapes: shape of each whole tensor.
         sizes: bytes of each whole tensor.
         offsets: where each begins in the data of the tensor file, right behind the one before.
-        owners: the context-parallel rank that copies each, in ascending order; None where they are split.
+        owners: the context-parallel rank that copies each, in ascending order; None where each copies a part.
+        order: in which the ranks put their parts until the bundle is committed; None where each tensor has an owner.
     """
 
     name: str
@@ -110,6 +121,7 @@ class PlannedColumn:
     sizes: Sequence[int]
     offsets: Sequence[int]
     owners: Sequence[int] | None
+    order: RankOrder | None
 
     def tensors(self) -> Iterator[PlannedTensor]:
         """Yields the tensors in file order."""
@@ -122,6 +134,16 @@ class PlannedColumn:
             return self._tensors(slice(max(slot, 0), slot + 1))
         return self._tensors(slice(bisect_left(self.slots, slot), bisect_right(self.slots, slot)))
 
+    def runs(self, rank: int) -> list[Run]:
+        """Returns what a rank copies."""
+        if self.order is not None:
+            return [Run(*run) for run in self.order.runs(rank, self.offsets[0])]
+        assert self.owners is not None  # noqa: S101  # one of the two is there
+        first, last = bisect_left(self.owners, rank), bisect_right(self.owners, rank)
+        if first == last:
+            return []
+        return [Run(first, last, self.offsets[first], self.offsets[last - 1] + self.sizes[last - 1])]
+
     def _tensors(self, which: slice) -> Iterator[PlannedTensor]:
         lists = (self.slots, self.leaves, self.dtypes, self.shapes, self.sizes, self.offsets)
         return map(PlannedTensor, *(each[which] for each in lists))
@@ -133,43 +155,32 @@ class ShardRecords:
 
     Attributes:
         columns: in file order.
-        cuts: of the split tensors; None where nothing is split.
         positions: rollout position of each sample, or None.
         sample_indices: sample index of each sample, or None.
         replaced_values: values that a marker stands for.
     """
 
     columns: tuple[PlannedColumn, ...]
-    cuts: Cuts | None
     positions: tuple[int | None, ...]
     sample_indices: tuple[int | None, ...]
     replaced_values: int
 
-    def segments(self, rank: int | None, columns: Sequence[PlannedColumn] | None = None) -> Segments:
+    def copies(self, rank: int, columns: Sequence[PlannedColumn] | None = None) -> Copies:
         """Returns what a rank copies; every peer can tell it of every other.
 
         Args:
-            rank: context-parallel rank; None for what no rank holds, which must read as zero.
+            rank: context-parallel rank.
             columns: only those of these columns, whose tensors are counted from 0.
         """
-        columns = self.columns if columns is None else columns
-        offsets = np.array([*chain.from_iterable([column.offsets for column in columns])], np.int64)
-        sizes = np.array([*chain.from_iterable([column.sizes for column in columns])], np.int64)
-        owners = [column.owners or [_SPLIT] * len(column.sizes) for column in columns]
-        own = np.flatnonzero(np.array([*chain.from_iterable(owners)], np.int64) == (_NOBODY if rank is None else rank))
-        found = [np.stack([own, offsets[own], np.zeros_like(own), sizes[own]])]
-        if self.cuts is not None:
-            slots, low, held, rows = self.cuts.runs(rank)
-            firsts = accumulate([len(column.sizes) for column in columns], initial=0)
-            split = [first for first, column in zip(firsts, columns, strict=False) if column.owners is None]
-            # Each run of each split column.
-            tensors = np.add.outer(np.array(split, np.int64), slots)
-            row_bytes = sizes[tensors] // np.maximum(self.cuts.responses[slots], 1)
-            runs = [tensors, offsets[tensors] + low * row_bytes, held * row_bytes, rows * row_bytes]
-            found.append(np.stack(runs).reshape(4, -1))
+        found, passed = [np.empty((3, 0), np.int64)], 0
+        for column in self.columns if columns is None else columns:
+            held = np.array(column.sizes, np.int64) if column.order is None else column.order.sizes[rank]
+            for first, last, start, _ in column.runs(rank):
+                sizes = held[first:last]
+                found.append(np.stack([np.arange(first, last) + passed, start + np.cumsum(sizes) - sizes, sizes]))
+            passed += len(column.sizes)
         together = np.concatenate(found, axis=1)
-        tensors, targets, starts, sizes = together[:, together[3] > 0]
-        return Segments(tensors=tensors, targets=targets, starts=starts, sizes=sizes)
+        return Copies(*together[:, together[2] > 0])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,7 +230,6 @@ def make_plan(
     return ShardPlan(
         records=ShardRecords(
             columns=tuple(builder.columns),
-            cuts=cuts if layout.context_parallel_size > 1 else None,
             positions=tuple(places(data, "partition", count)),
             sample_indices=tuple(places(data, "sample_indices", count)),
             replaced_values=replaced.count,
@@ -255,6 +265,10 @@ def _is_of_response(name: str, value: object) -> bool:
     return name in CONTEXT_PARALLEL_FIELDS and value is not None
 
 
+def _rows(shape: tuple[int, ...]) -> int:
+    return shape[0] if shape else -1
+
+
 def _whole(rows: int, held: tuple[int, ...]) -> tuple[int, ...]:
     return rows, *held[1:]
 
@@ -273,7 +287,8 @@ class _Builder:
             self._rows: list[int] = cuts.responses.tolist()
             # One for all columns: the garbage collector of the trainer counts tuples.
             self._flat_shapes: list[tuple[int, ...]] = [*zip(self._rows)]
-            self._rows_held: list[int] = cuts.held(rank).tolist()
+            self._rows_held: list[int] = cuts.held[rank].tolist()
+            self._ordered_sizes: list[int] | None = None
             for lengths in (cuts.totals, cuts.responses, cuts.padded):
                 self._digest.update(lengths.tobytes())
 
@@ -330,16 +345,19 @@ class _Builder:
         if max(dimensions, default=0) > MAX_DIMENSIONS:
             raise RolloutDataError(f"{name!r} has {max(dimensions)} dimensions; at most {MAX_DIMENSIONS} travel")
         dtypes: list[torch.dtype] = [*map(_DTYPE, tensors)]
-        # Nearly always one value a token, and quicker then.
+        # Of what is split, counts and shapes are those of the whole, not of what this rank holds.
         flat = {*dimensions} == {1}
-        shapes: list[tuple[int, ...]] = [*(zip(map(torch.Tensor.numel, tensors)) if flat else map(_SHAPE, tensors))]
-        is_split = of_response and self._is_split(name, shapes)
-        if is_split:
-            # The whole, not what this rank holds of it.
-            shapes = self._flat_shapes if flat else [*map(_whole, self._rows, shapes)]
-        counts = chain.from_iterable(shapes) if flat else map(prod, shapes)
+        if flat:
+            # Nearly always: one value a token.
+            counts: list[int] = [*map(torch.Tensor.numel, tensors)]
+            is_split = of_response and self._is_split(name, counts, tensors)
+            counts, shapes = (self._rows, self._flat_shapes) if is_split else (counts, [*zip(counts)])
+        else:
+            shapes = [*map(_SHAPE, tensors)]
+            is_split = of_response and self._is_split(name, [*map(_rows, shapes)], tensors)
+            shapes = [*map(_whole, self._rows, shapes)] if is_split else shapes
+            counts = [*map(prod, shapes)]
         sizes = [*map(mul, counts, map(_ITEM_BYTES, dtypes))]
-        owners = None if is_split else self._owners(sizes)
         offsets = [*accumulate(sizes, initial=self.data_bytes)]
         self.data_bytes = offsets.pop()
         self.sources += tensors
@@ -353,28 +371,35 @@ class _Builder:
                 shapes=shapes,
                 sizes=sizes,
                 offsets=offsets,
-                owners=owners,
+                owners=None if is_split else self._owners(sizes),
+                order=self._order_of(sizes) if is_split else None,
             )
         )
         kinds = [dtype_name(dtype) for dtype in (dtypes if len({*dtypes}) > 1 else dtypes[:1])]
         # A range is known by its length, and so are its leaves.
         places = () if isinstance(slots, range) else (slots, leaves)
         self._digest.update(repr((name, len(plain), len(slots), len(places), kinds, flat)).encode())
-        for numbers in (plain, *places, [] if flat else dimensions, chain.from_iterable(shapes)):
+        for numbers in (plain, *places, *([counts] if flat else [dimensions, chain.from_iterable(shapes)])):
             self._digest.update(array("q", numbers))
 
-    def _is_split(self, name: str, shapes: list[tuple[int, ...]]) -> bool:
+    def _is_split(self, name: str, rows: list[int], tensors: list[torch.Tensor]) -> bool:
         """Checks what this rank holds of a response field; tells whether its peers hold the rest."""
         assert self._cuts is not None  # noqa: S101  # there is such a field
-        rows = [shape[0] if shape else -1 for shape in shapes]
         if rows != self._rows_held:
             slot = next(slot for slot in range(self._count) if rows[slot] != self._rows_held[slot])
             raise RolloutDataError(
-                f"{name!r} of sample {slot} has shape {tuple(shapes[slot])}; this rank (context-parallel "
+                f"{name!r} of sample {slot} has shape {tuple(tensors[slot].shape)}; this rank (context-parallel "
                 f"{self._rank} of {self._cuts.size}) holds {self._rows_held[slot]} of its {self._rows[slot]} "
                 "response tokens"
             )
-        return self._cuts.size > 1
+        return self._cuts.size > 1 and bool(rows)
+
+    def _order_of(self, sizes: list[int]) -> RankOrder:
+        assert self._cuts is not None  # noqa: S101  # there is a split field
+        # Most fields have a number of four bytes for each token.
+        if sizes != self._ordered_sizes:
+            self._ordered_sizes, self._order = sizes, RankOrder.of(self._cuts, sizes)
+        return self._order
 
     def _owners(self, sizes: list[int]) -> list[int]:
         """Returns who copies each tensor that all peers hold: about as many bytes each."""

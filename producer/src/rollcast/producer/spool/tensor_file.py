@@ -81,13 +81,16 @@ def _entries(columns: Sequence[PlannedColumn]) -> Iterator[str]:
 
 
 def finish_tensor_file(path: Path, records: ShardRecords) -> None:
-    """Adds the head, and zeros where no rank holds anything: the file may have been another bundle's before."""
+    """Adds the head, and puts what context-parallel ranks have copied in order."""
     head = head_for(records.columns)
+    split = [(column.order, len(head) + column.offsets[0]) for column in records.columns if column.order is not None]
+    # Once for all, for new memory costs as much as the bytes. From the start of a page: into memory that begins a few
+    # bytes behind one, as Python's own does, some processors read a file at a third of the speed.
+    room = memoryview(mmap.mmap(-1, max([1, *(order.largest_block for order, _ in split)]), flags=mmap.MAP_PRIVATE))
     with path.open("r+b") as file:
         file.write(head)
-        for _, target, _, size in records.segments(None).as_tuples():
-            file.seek(len(head) + target)
-            file.write(bytes(size))
+        for order, column_at in split:
+            order.put_in_order(file.fileno(), column_at, room)
 
 
 class TensorFile:
