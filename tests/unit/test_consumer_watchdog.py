@@ -81,3 +81,20 @@ async def test_brokers_that_do_not_answer_make_it_unready_and_not_unhealthy() ->
         await watching.watch(Client(None))
     assert health.live_problems() == []
     assert health.ready_problems() != []
+
+
+async def test_a_kafka_that_does_not_answer_is_told_once_and_so_is_its_return(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rollcast.consumer.watchdog._SILENT_S", 0.01)
+    caplog.set_level("INFO", "rollcast.consumer")
+    watching, stopping, _ = watchdog()
+    client = Client(0, None, None, None, None, 0, busy=True)
+    watch = asyncio.create_task(watching.watch(client))
+    await client.seen_often.wait()
+    stopping.set()
+    await watch
+    told = [record.message for record in caplog.records]
+    assert len(told) == 2
+    assert told[0].startswith("Kafka does not answer")
+    assert told[1] == "Kafka answers again"

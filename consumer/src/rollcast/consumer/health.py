@@ -37,7 +37,7 @@ class Health:
         elif self.member is None or not self.member.placed:
             problems.append("the group has not given it partitions yet")
         elif self._watchdog.lag is None:
-            problems.append("Kafka has not said how much is to read")
+            problems.append(f"Kafka has not said for {self._watchdog.silent_s:.0f} s how much there is to read")
         failing = [*self._retry.failing.items(), *self._waiting.failing.items()]
         problems += [f"it could not {what}: {problem}" for what, problem in failing[:_MOST_SHOWN]]
         if len(failing) > _MOST_SHOWN:

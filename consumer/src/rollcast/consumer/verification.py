@@ -80,7 +80,7 @@ def _verify_file(path: Path) -> Verdict:
 def _verify_undescribed(path: Path) -> Verdict:
     told = unknown_digest(path.name)
     if told is None:
-        return Verdict(path, None, "no usable manifest describes it")
+        return Verdict(path, None, "no usable manifest describes it; only dumps that rollcast consume writes have one")
     try:
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()

@@ -390,7 +390,7 @@ class _Builder:
             raise RolloutDataError(
                 f"{name!r} of sample {slot} has shape {tuple(tensors[slot].shape)}; this rank (context-parallel "
                 f"{self._rank} of {self._cuts.size}) holds {self._rows_held[slot]} of its {self._rows[slot]} "
-                "response tokens"
+                f"response tokens, so the first dimension must be {self._rows_held[slot]}"
             )
         return self._cuts.size > 1 and bool(rows)
 

@@ -178,8 +178,8 @@ def _attempt(config: PublisherConfig, spool: SpoolFolder) -> int:
         )
     if living:
         _log.error(
-            "another trainer publishes run %r from %s as attempt %d: this one supersedes it, and its records will be "
-            "ignored; two runs need two run ids",
+            "another trainer publishes run %r from %s as attempt %d: this one supersedes it, and of a rollout that "
+            "both publish only this one's records count; stop the other, or give one of them another run_id",
             config.run_id,
             spool.path,
             max(living),

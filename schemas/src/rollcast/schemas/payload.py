@@ -89,7 +89,8 @@ def _ordered(samples: list[dict[str, Any]], rollout_id: int) -> list[dict[str, A
         if all(sample[key] is not None for sample in samples):
             return sorted(samples, key=itemgetter(key))
     _log.warning(
-        "rollout %d: not every sample has a rollout_position or a sample_index; they stay in data-parallel order",
+        "rollout %d: not every sample has a rollout_position or a sample_index; they stay in data-parallel order; "
+        "publish 'partition' or 'sample_indices' to order them",
         rollout_id,
     )
     return samples

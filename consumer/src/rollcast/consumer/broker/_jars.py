@@ -142,5 +142,5 @@ def _fetch(context: MavenContext, jar: LockedJar, cache: Path) -> None:
     jar.path_in(cache).unlink(missing_ok=True)
     raise JarDownloadError(
         f"{name} cannot be fetched from Maven Central: {reason}; check the network or the proxy settings "
-        f"(HTTPS_PROXY) and start again"
+        "(HTTPS_PROXY; REQUESTS_CA_BUNDLE, a file with the certificates of a proxy that ends TLS) and start again"
     )
