@@ -1,5 +1,6 @@
 """The plan of a shard: places in the file, and what is refused before anything is copied."""
 
+import os
 from dataclasses import replace
 from tempfile import TemporaryFile
 from typing import Any
@@ -164,9 +165,16 @@ def test_an_entry_that_is_no_tensor_is_a_type_error() -> None:
     size=st.sampled_from([2, 3, 4]),
     kinds=st.lists(st.sampled_from(["flat", "wide", "mixed", "bool"]), min_size=1, max_size=3),
     block_bytes=st.integers(1, 400),
+    bytes_a_call=st.sampled_from([2**31 - 4096, 100, 7]),
 )
-def test_columns_of_any_rows_are_put_in_order_block_by_block(
-    responses: list[int], prompt: int, cut: ContextLayout, size: int, kinds: list[str], block_bytes: int
+def test_columns_of_any_rows_are_put_in_order_block_by_block_however_little_the_kernel_moves_at_once(
+    responses: list[int],
+    prompt: int,
+    cut: ContextLayout,
+    size: int,
+    kinds: list[str],
+    block_bytes: int,
+    bytes_a_call: int,
 ) -> None:
     names = ["values", "returns", "advantages"][: len(kinds)]
     wholes = {
@@ -190,6 +198,8 @@ def test_columns_of_any_rows_are_put_in_order_block_by_block(
             plans.append(make_plan({**lengths, **share}, _layout(rank, size), context_layout=cut))
         filled = torch.full((plans[0].data_bytes,), 255, dtype=torch.uint8)
         assert sum(copy_own(plan, rank, filled) for rank, plan in enumerate(plans)) <= len(filled)
+        patch.setattr("os.preadv", lambda file, rooms, at: _preadv(file, [rooms[0][:bytes_a_call]], at))
+        patch.setattr("os.pwritev", lambda file, pieces, at: _pwritev(file, _first_bytes(pieces, bytes_a_call), at))
         restored = _in_order(filled, plans[0].records)
     expected = []
     for tensors in wholes.values():
@@ -198,6 +208,17 @@ def test_columns_of_any_rows_are_put_in_order_block_by_block(
                 tensor[0] = 0
             expected.append(tensor_bytes(tensor))
     assert torch.equal(restored, torch.cat(expected))
+
+
+_preadv, _pwritev = os.preadv, os.pwritev
+
+
+def _first_bytes(pieces: list[memoryview], count: int) -> list[memoryview]:
+    first = []
+    for piece in pieces:
+        first.append(piece[:count])
+        count -= len(first[-1])
+    return first
 
 
 def _rows(kind: str, slot: int, rows: int) -> torch.Tensor:

@@ -6,9 +6,10 @@ bundle is committed a background thread puts the runs where they belong.
 """
 
 import os
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import numpy as np
 
@@ -86,18 +87,15 @@ class RankOrder:
         targets, sources, sizes = self._runs()
         for first, last in self.blocks:
             begin, size = int(self.starts[0, first]), int(self.sizes[:, first:last].sum())
-            block, place = room[:size], column_at + begin
-            _require(os.preadv(descriptor, [block], place), size)
+            block = room[:size]
+            _read(descriptor, block, column_at + begin)
             nobodys = int(self.starts[-1, first]) - begin
             block[nobodys:] = bytes(size - nobodys)
             inside = slice(*np.searchsorted(targets, (begin, begin + size)))
             starts = sources[inside] - begin
             ends = starts + sizes[inside]
-            pieces = [block[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-            for at in range(0, len(pieces), _MOST_PIECES):
-                some = pieces[at : at + _MOST_PIECES]
-                _require(os.pwritev(descriptor, some, place), sum(map(len, some)))
-                place += sum(map(len, some))
+            pieces = (block[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True))
+            _write(descriptor, deque(pieces), column_at + begin)
 
     def _runs(self) -> tuple[IntArray, IntArray, IntArray]:
         """Returns the final place, the present place and the size of each run, by final place."""
@@ -113,6 +111,20 @@ class RankOrder:
         return targets, sources, sizes
 
 
-def _require(moved: int, size: int) -> None:
-    if moved != size:
-        raise SpoolError(f"only {moved} of {size} bytes of a tensor file could be moved")
+def _read(descriptor: int, room: memoryview, at: int) -> None:
+    # The kernel moves less than 2 GiB in one call.
+    while room:
+        moved = os.preadv(descriptor, [room], at)
+        if not moved:
+            raise SpoolError(f"a tensor file ends at byte {at}, {len(room)} bytes before it should")
+        room, at = room[moved:], at + moved
+
+
+def _write(descriptor: int, pieces: deque[memoryview], at: int) -> None:
+    while pieces:
+        moved = os.pwritev(descriptor, [*islice(pieces, _MOST_PIECES)], at)
+        at += moved
+        while pieces and moved >= len(pieces[0]):
+            moved -= len(pieces.popleft())
+        if moved:
+            pieces[0] = pieces[0][moved:]
