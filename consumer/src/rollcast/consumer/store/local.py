@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,6 +112,8 @@ class LocalDumpStore:
         with ExitStack() as stack:
             written = [stack.enter_context(self._written(dump, file)) for file in dump.files]
             self._at_step(Step.WRITTEN)
+            # Not under the lock, which other daemons wait for.
+            wait([dump.metrics])
             with locked(base.parent):
                 if (better := self._better(dump)) is not None:
                     return better
