@@ -21,7 +21,7 @@ from rollcast.producer.cuts import Cuts, IntArray
 from rollcast.producer.errors import RolloutDataError
 from rollcast.producer.fields import CONTEXT_PARALLEL_FIELDS, check_lengths, check_one_tensor_per_sample
 from rollcast.producer.parallel import ParallelLayout
-from rollcast.producer.rank_order import RankOrder
+from rollcast.producer.rank_order import RankOrder, Run
 from rollcast.schemas.events import SHARD_SLOT, PlainValue
 from rollcast.schemas.limits import DEFAULT_LIMITS
 from rollcast.schemas.parts import MAX_DIMENSIONS, MAX_NAME_BYTES
@@ -54,22 +54,6 @@ class Copies(NamedTuple):
     def each(self) -> Iterator[tuple[int, int, int]]:
         """Yields `(tensor, target, size)`."""
         return zip(*(array.tolist() for array in self), strict=True)
-
-
-class Run(NamedTuple):
-    """Tensors of a column that a rank copies side by side.
-
-    Attributes:
-        first: the first one.
-        last: the one behind the last.
-        start: offset of the first byte in the data of the tensor file.
-        end: offset behind the last.
-    """
-
-    first: int
-    last: int
-    start: int
-    end: int
 
 
 class PlannedTensor(NamedTuple):
@@ -137,7 +121,7 @@ class PlannedColumn:
     def runs(self, rank: int) -> list[Run]:
         """Returns what a rank copies."""
         if self.order is not None:
-            return [Run(*run) for run in self.order.runs(rank, self.offsets[0])]
+            return self.order.runs(rank, self.offsets[0])
         assert self.owners is not None  # noqa: S101  # one of the two is there
         first, last = bisect_left(self.owners, rank), bisect_right(self.owners, rank)
         if first == last:

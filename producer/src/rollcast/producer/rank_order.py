@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,22 @@ from rollcast.producer.errors import SpoolError
 # What is put in order at a time, and held in memory meanwhile; a larger sample alone.
 _BLOCK_BYTES = 16 * 1024 * 1024
 _MOST_PIECES = os.sysconf("SC_IOV_MAX")
+
+
+class Run(NamedTuple):
+    """Tensors of a column that a rank copies side by side.
+
+    Attributes:
+        first: the first one.
+        last: the one behind the last.
+        start: offset of the first byte in the data of the tensor file.
+        end: offset behind the last.
+    """
+
+    first: int
+    last: int
+    start: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +74,23 @@ class RankOrder:
             starts[:, first:last] = begins[first] + (np.cumsum(block) - block.ravel()).reshape(block.shape)
         return cls(cuts, row_bytes, starts, held, blocks)
 
-    def runs(self, rank: int, column_at: int) -> list[tuple[int, int, int, int]]:
-        """Returns what a rank copies side by side: first tensor, the one behind the last, first byte, end of the bytes.
+    def runs(self, rank: int, column_at: int) -> list[Run]:
+        """Returns what a rank copies, a run for each block.
 
         Args:
             rank: context-parallel rank.
             column_at: where the column begins.
         """
         starts, ends = self.starts[rank] + column_at, self.starts[rank] + self.sizes[rank] + column_at
-        return [(first, last, int(starts[first]), int(ends[last - 1])) for first, last in self.blocks]
+        return [Run(first, last, int(starts[first]), int(ends[last - 1])) for first, last in self.blocks]
 
     @property
     def largest_block(self) -> int:
         """Size of the largest block in bytes."""
-        return max((int(self.sizes[:, first:last].sum()) for first, last in self.blocks), default=0)
+        return max((self._block_bytes(*block) for block in self.blocks), default=0)
+
+    def _block_bytes(self, first: int, last: int) -> int:
+        return int(self.sizes[:, first:last].sum())
 
     def put_in_order(self, descriptor: int, column_at: int, room: memoryview) -> None:
         """Puts a column that all ranks have filled in its final order, with zeros for what no rank holds.
@@ -86,7 +106,7 @@ class RankOrder:
         """
         targets, sources, sizes = self._runs()
         for first, last in self.blocks:
-            begin, size = int(self.starts[0, first]), int(self.sizes[:, first:last].sum())
+            begin, size = int(self.starts[0, first]), self._block_bytes(first, last)
             block = room[:size]
             _read(descriptor, block, column_at + begin)
             nobodys = int(self.starts[-1, first]) - begin
@@ -99,7 +119,8 @@ class RankOrder:
 
     def _runs(self) -> tuple[IntArray, IntArray, IntArray]:
         """Returns the final place, the present place and the size of each run, by final place."""
-        begins = np.cumsum(self.sizes.sum(axis=0)) - self.sizes.sum(axis=0)
+        whole = self.sizes.sum(axis=0)
+        begins = np.cumsum(whole) - whole
         found = []
         for starts, rank in zip(self.starts, (*range(self.cuts.size), None), strict=True):
             samples, first, held, tokens = self.cuts.runs(rank)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rollcast.consumer.config import Layout
 from rollcast.consumer.layout import DumpFile, files_of
@@ -14,8 +14,6 @@ from rollcast.schemas import TRAIN_STREAM
 
 if TYPE_CHECKING:
     from rollcast.consumer.store.manifest import Manifest
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,11 +53,11 @@ def dump_of(rollout: Rollout, payload: Mapping[str, Any], missing: Missing, layo
     )
 
 
-def _in_background(work: Callable[[], _T]) -> Future[_T]:
+def _in_background(measure: Callable[[], tuple[Metric, ...]]) -> Future[tuple[Metric, ...]]:
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollcast-measure")
-    result = thread.submit(work)
+    metrics = thread.submit(measure)
     thread.shutdown(wait=False)
-    return result
+    return metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
