@@ -27,10 +27,14 @@ def producer_mb_per_s(bootstrap_servers: str, records: int) -> float:
 
 
 def consumer_mb_per_s(bootstrap_servers: str, records: int) -> float:
-    """Returns what `ConsumerPerformance` reaches on what the producer tool has left, without its time to join."""
+    """Returns what `ConsumerPerformance` reaches on what the producer tool has left, without its time to join.
+
+    Removes the topic: its records would take the memory that the rollouts need.
+    """
     options = [f"--bootstrap-server={bootstrap_servers}", f"--topic={_TOPIC}", f"--num-records={records}"]
     lines = [line.split(", ") for line in _run("ConsumerPerformance", *options).strip().splitlines() if ", " in line]
     row = dict(zip(lines[-2], lines[-1], strict=True))
+    asyncio.run(_remove_topic(bootstrap_servers))
     return float(row["fetch.MB.sec"]) * 2**20 / 1e6
 
 
@@ -48,5 +52,14 @@ async def _create_topic(bootstrap_servers: str) -> None:
     await admin.start()
     try:
         await admin.create_topics([NewTopic(name=_TOPIC, num_partitions=1, replication_factor=1)])
+    finally:
+        await admin.close()
+
+
+async def _remove_topic(bootstrap_servers: str) -> None:
+    admin: Any = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    await admin.start()
+    try:
+        await admin.delete_topics([_TOPIC])
     finally:
         await admin.close()
