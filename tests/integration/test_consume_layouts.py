@@ -38,7 +38,7 @@ async def test_whoever_reads_everything_again_does_not_write_what_was_removed(in
     async with running(config):
         for rollout_id in (1, 2):
             await installed.send(keyed("run", rollout_id, frames_of("run", 1, rollout_id, shards(rollout_id))))
-        await installed.dumps(2)
+            await installed.dumps(rollout_id)
     before = installed.digests()
 
     async with running(replace(config, group_id=f"{config.group_id}-again")) as daemon:

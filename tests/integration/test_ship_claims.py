@@ -20,6 +20,7 @@ from rollcast.producer.errors import SpoolError
 from rollcast.producer.shipper.claims import MAX_DEATHS, Claims
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.cut import cut_slot
+from rollcast.producer.shipper.opening import Opening
 from rollcast.producer.spool import pages
 from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.producer.spool.pages import require_readable
@@ -138,6 +139,51 @@ async def test_a_bundle_at_which_some_shippers_died_goes_last_and_arrives(
     events = await read_until(broker.bootstrap_servers, topics.records, closed(0, 1, 2))
     assert [event.rollout_id for event in events if isinstance(event, DpShard)] == [1, 2, 0]
     assert not differences(payload_in(events, 0), direct(0))
+
+
+async def test_the_next_bundle_is_opened_while_one_is_sent(tmp_path: Path) -> None:
+    publish(tmp_path, 0, 1)
+    (_, first), (_, second) = SpoolFolder(tmp_path).bundles()
+    ours, theirs = Claims(), Claims()
+    opening = Opening(ours)
+    await opening.open(first, second)
+    await opening.end()
+    assert not theirs.take(second)
+    assert not opening.is_suspect(second)
+    opened = await opening.open(second, None)
+    assert opened is not None
+    assert opened.shard.rollout_id == 1
+    ours.give_all_back()
+    assert theirs.take(second)
+
+
+@pytest.mark.parametrize("suspect", [0, 1])
+async def test_no_bundle_is_opened_beside_one_at_which_a_shipper_has_died(tmp_path: Path, suspect: int) -> None:
+    publish(tmp_path, 0, 1)
+    paths = [path for _, path in SpoolFolder(tmp_path).bundles()]
+    _kill_shippers(paths[suspect], 1)
+    opening = Opening(Claims())
+    assert opening.is_suspect(paths[0]) == (suspect == 0)
+    await opening.open(paths[0], paths[1])
+    await opening.end()
+    assert Claims().take(paths[1])
+
+
+async def test_a_bundle_that_was_opened_ahead_in_vain_is_shipped_by_the_next_client(
+    broker: Broker, topics: Topics, tmp_path: Path
+) -> None:
+    publish(tmp_path, 0, 1)
+    (_, first), (_, second) = SpoolFolder(tmp_path).bundles()
+    ours = Claims()
+    opening = Opening(ours)
+    await opening.open(first, second)
+    # As the shipper does when its client has failed: nobody waits for what was opened ahead.
+    await opening.end()
+    ours.give_all_back()
+    assert Claims().deaths(second) == 0
+    with shipper(tmp_path, _config(broker, topics)) as ship:
+        await ship.run()
+    assert ship.stats.shipped_bundles == 2
 
 
 async def test_a_bundle_for_which_memory_is_short_goes_last_and_arrives(

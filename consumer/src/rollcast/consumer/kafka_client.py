@@ -8,6 +8,9 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener, TopicPartition
 from rollcast.consumer.config import ConsumeConfig
 
 _MAX_PARTITION_FETCH_BYTES = 8 * 1024 * 1024
+# Records come one by one while a rollout is shipped, and an answer for each would cost the daemon a tenth of its time.
+_WORTH_AN_ANSWER_BYTES = 2 * 1024 * 1024
+_MAX_WAIT_MS = 100
 # While dumps cannot be written the reader waits, and a member that waits must not lose its partitions for that.
 _MAX_POLL_INTERVAL_MS = 3_600_000
 
@@ -39,6 +42,8 @@ def group_consumer(
         heartbeat_interval_ms=max(1, config.session_timeout_ms // 4),
         max_poll_interval_ms=_MAX_POLL_INTERVAL_MS,
         max_partition_fetch_bytes=_MAX_PARTITION_FETCH_BYTES,
+        fetch_min_bytes=_WORTH_AN_ANSWER_BYTES,
+        fetch_max_wait_ms=_MAX_WAIT_MS,
         metadata_max_age_ms=config.metadata_max_age_ms,
     )
     consumer.subscribe([config.topics.records], listener=_Listener(revoked, assigned))

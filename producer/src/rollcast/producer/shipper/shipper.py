@@ -5,6 +5,7 @@ import logging
 import os
 import time
 from collections import Counter
+from collections.abc import Awaitable
 from concurrent.futures import Executor
 from contextlib import aclosing
 from dataclasses import dataclass, replace
@@ -13,15 +14,16 @@ from pathlib import Path
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
 from rollcast.producer.errors import ShipperError, SpoolError
-from rollcast.producer.shipper.claims import MAX_DEATHS, Claims
+from rollcast.producer.shipper.claims import Claims
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.cut import cut
 from rollcast.producer.shipper.delivery import BundleDelivery, Delivery
+from rollcast.producer.shipper.opening import DeadlyBundleError, Opening
 from rollcast.producer.shipper.refusal import refusal_of
 from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.shipper.topic import RecordsTopic, part_limit
 from rollcast.producer.spool.folder import SpoolFolder
-from rollcast.producer.spool.read import read_bundle, read_closing_event
+from rollcast.producer.spool.read import Bundle
 from rollcast.schemas.errors import ContractError
 from rollcast.schemas.events import DpShard
 from rollcast.schemas.framing import encode
@@ -184,17 +186,17 @@ class Shipper:
         `shipments` has those on their way, also when this raises.
         """
         closing: set[asyncio.Task[None]] = set()
+        opening = Opening(self._claims)
         try:
-            for path in paths:
-                # Should its shipper die again, no other bundle must look guilty.
-                most_open = 1 if self._claims.deaths(path) else self._config.max_open_bundles
+            for path, following in zip(paths, [*paths[1:], None], strict=True):
+                most_open = 1 if opening.is_suspect(path) else self._config.max_open_bundles
                 while len(closing) >= most_open:
                     closing = await _one_done(closing)
                 shipment = _Shipment(
                     path, min(part_bytes, self._part_bytes.get(path, part_bytes)), BundleDelivery(delivery)
                 )
                 shipments.append(shipment)
-                if await self._send_parts(shipment):
+                if await self._send_parts(shipment, opening.open(path, following)):
                     closing.add(asyncio.create_task(self._close(shipment, shipments), name=f"close-{path.name}"))
                 else:
                     shipments.remove(shipment)
@@ -207,23 +209,18 @@ class Shipper:
             for task in closing:
                 task.cancel()
             await asyncio.gather(*closing, return_exceptions=True)
+            await opening.end()
             self._claims.give_all_back()
 
-    async def _send_parts(self, shipment: _Shipment) -> bool:
+    async def _send_parts(self, shipment: _Shipment, opened: Awaitable[Bundle | None]) -> bool:
         """Sends all of a bundle but its closing event; returns whether that is to follow."""
         path, shard = shipment.path, None
         digests: list[bytes] = []
         part_counts: list[int] = []
         try:
-            deaths = self._claims.deaths(path)
-            if not await asyncio.to_thread(self._claims.take, path):
-                _log.info("bundle %s is on its way with another shipper", path)
+            bundle = await opened
+            if bundle is None:
                 return False
-            if deaths >= MAX_DEATHS:
-                # Only once: it may be what they died of.
-                shard = await asyncio.to_thread(read_closing_event, path) if deaths == MAX_DEATHS else None
-                raise SpoolError(f"{deaths} shippers died while it was on its way")
-            bundle = await asyncio.to_thread(read_bundle, path)
             shard = bundle.shard
             if shipment.part_bytes < MIN_PART_BYTES:
                 raise SpoolError(
@@ -239,6 +236,9 @@ class Shipper:
                         await shipment.send(frame, shard)
                     digests.append(slot.digest)
                     part_counts.append(len(slot.frames))
+        except DeadlyBundleError as exc:
+            await self._set_aside(shipment, exc.shard, str(exc))
+            return False
         except (SpoolError, ContractError) as exc:
             await self._set_aside(shipment, shard, str(exc))
             return False
