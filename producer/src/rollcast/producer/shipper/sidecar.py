@@ -117,6 +117,9 @@ class Sidecar:
             return True
         if os.path.lexists(folder) or self._config.stop_with_trainers:
             raise ShipperError(f"spool {folder} is no folder; give the spool_dir of the publisher")
+        above = next(path for path in folder.absolute().parents if os.path.lexists(path))
+        if not is_folder(above):
+            raise ShipperError(f"spool {folder} cannot be: {above} is no folder; give the spool_dir of the publisher")
         return False
 
     async def _own(self, folder: Path) -> tuple[SpoolFolder, IO[bytes]] | None:
