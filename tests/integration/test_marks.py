@@ -119,6 +119,14 @@ def test_drops_that_find_no_room_for_their_marks_are_told_when_the_publisher_is_
     assert f"not announced, because {tmp_path} took no mark of them: 2 drops" in caplog.text
 
 
+def test_a_repeated_rollout_is_refused_in_words_that_do_not_repeat_themselves(tmp_path: Path) -> None:
+    publisher = spool_publisher(tmp_path)
+    publisher.publish(0, whole_shard(0, 0, 1))
+    again = publisher.publish(0, whole_shard(0, 0, 1))
+    publisher.close(0.2)
+    assert again.reason == "rank 0 (shard 0): the rollout id is taken: rollout 0 was published before in this attempt"
+
+
 def test_a_reason_that_no_event_could_carry_is_made_to_fit(tmp_path: Path) -> None:
     publisher = spool_publisher(tmp_path)
     result = publisher.publish(0, {"response_lengths": [1], "\ud800" * 10_000: [1]})

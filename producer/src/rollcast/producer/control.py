@@ -30,7 +30,7 @@ _REASONS = {
     Vote.BAD_DATA: (DropReason.BAD_DATA, "rollout_data cannot be published"),
     Vote.SPOOL_FULL: (DropReason.SPOOL_FULL, "spool full"),
     Vote.FAILED: (DropReason.NOT_CREATED, "the bundle could not be created"),
-    Vote.REPEATED: (DropReason.REPEATED, "this rollout was published before in this attempt"),
+    Vote.REPEATED: (DropReason.REPEATED, "the rollout id is taken"),
     Vote.OFF: (DropReason.OFF, "publishing is switched off there"),
     Vote.UNEXPECTED: (DropReason.UNEXPECTED, "something unexpected happened"),
 }

@@ -67,10 +67,11 @@ def _remedies(bad: "Iterable[Verdict]") -> list[str]:
     for verdict in bad:
         if _ASIDE.search(verdict.path.name):
             continue
-        if verdict.manifest is None:
+        rollout = verdict.manifest.id if verdict.manifest is not None else None
+        if rollout is None or not rollout.run_id.isprintable():
             unknown |= ".pt" in verdict.path.suffixes
-        elif verdict.manifest.id.stream == TRAIN_STREAM:
-            known[verdict.manifest.id.run_id].add(verdict.manifest.id.rollout_id)
+        elif rollout.stream == TRAIN_STREAM:
+            known[rollout.run_id].add(rollout.rollout_id)
     which = [(shlex.quote(run_id), span) for run_id in sorted(known) for span in _spans(known[run_id])]
     which += [("RUN", "ROLLOUT")] * unknown
     command = "rollcast rebuild --bootstrap HOST:PORT --dump-path TEMPLATE"
