@@ -105,7 +105,8 @@ def test_the_shipper_that_a_publisher_starts_is_found_by_its_name(tmp_path: Path
 def _words_of(process: psutil.Process) -> list[str]:
     # Others that this process has started may have ended.
     with suppress(psutil.Error):
-        return process.cmdline()
+        words: list[str] = process.cmdline()
+        return words
     return []
 
 
