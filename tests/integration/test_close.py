@@ -63,12 +63,28 @@ def test_close_tells_what_waits_and_whether_anybody_goes_on_with_it(
     assert not publisher.close(0.2)
     if shipper is not None:
         shipper.close()
-    assert f"1 bundles wait in {tmp_path} for Kafka at 127.0.0.1:1, and " in caplog.text
+    assert f"waiting in {tmp_path} for Kafka at 127.0.0.1:1: 1 bundle, and " in caplog.text
     command = (
         f"if none comes up, start one: rollcast-ship --spool {tmp_path} --bootstrap 127.0.0.1:1 --topic-prefix demo"
     )
-    assert ("the rollcast-ship that runs there goes on with them" in caplog.text) == runs
+    assert ("the rollcast-ship that runs there goes on" in caplog.text) == runs
     assert (f"no rollcast-ship owns that spool now; {command}" in caplog.text) == (not runs)
+
+
+def test_close_tells_marks_of_drops_from_bundles_that_wait(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    publisher = spool_publisher(tmp_path, max_spool_bundles=1)
+    statuses = [_publish(publisher, rollout_id) for rollout_id in range(3)]
+    assert statuses == [PublishStatus.PUBLISHED, PublishStatus.DROPPED, PublishStatus.DROPPED]
+    assert not publisher.close(0.2)
+    assert f"waiting in {tmp_path} for Kafka at 127.0.0.1:1: 1 bundle and 2 drop marks, and " in caplog.text
+
+
+def test_close_calls_no_mark_of_a_drop_a_bundle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    publisher = spool_publisher(tmp_path)
+    assert publisher.publish(0, {"response_lengths": [2], "tokens": []}).status is PublishStatus.DROPPED
+    assert not publisher.close(0.2)
+    assert "for Kafka at 127.0.0.1:1: 1 drop mark, and " in caplog.text
+    assert "bundle" not in caplog.text
 
 
 def test_close_is_false_where_a_bundle_was_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -78,7 +94,7 @@ def test_close_is_false_where_a_bundle_was_set_aside(tmp_path: Path, caplog: pyt
     wait_until(lambda: bool(spool.bundles()))
     spool.set_aside(spool.bundles()[0][1], "it is poison")
     assert not publisher.close(5)
-    assert f"1 bundles cannot be shipped; {tmp_path / '.poison'} has them" in caplog.text
+    assert f"cannot be shipped: 1 bundle; {tmp_path / '.poison'} has them" in caplog.text
 
 
 def test_close_is_false_where_a_peer_is_still_filling_and_takes_its_bound(
@@ -89,7 +105,7 @@ def test_close_is_false_where_a_peer_is_still_filling_and_takes_its_bound(
     publisher = spool_publisher(tmp_path, commit_timeout_s=5)
     assert _publish(publisher, 0) is PublishStatus.PUBLISHED
     assert not publisher.close(0.1)
-    assert "1 bundles are not committed yet, and lost if this process ends" in caplog.text
+    assert "not committed yet, and lost if this process ends: 1 bundle" in caplog.text
     assert publisher.stats.published == 0
 
 

@@ -134,7 +134,25 @@ def test_a_rollout_that_is_no_number_and_no_range_is_refused(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rollout: str
 ) -> None:
     assert command(monkeypatch, "rebuild", *CONSUME, "--run", "a", "--rollout", rollout) == 2
-    assert "use 7 or 7..12" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "use 7 or 7..12" in told
+    assert "Invalid value for --rollout" in told
+
+
+def test_an_unknown_log_level_is_refused_with_the_name_of_its_option(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, "consume", *CONSUME, "--log-level", "loud") == 2
+    assert "Invalid value for --log-level: 'loud'" in capsys.readouterr().err
+
+
+def test_a_rebuild_into_a_folder_that_cannot_be_made_is_one_sentence_with_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--bootstrap", NOBODY, "--dump-path", "/proc/none/{run_id}/{rollout_id}.pt", "--run", "a"]
+
+    assert command(monkeypatch, "rebuild", *arguments, "--rollout", "1") == 2
+    assert "give others with --dump-path and --scratch-dir" in one_sentence(capsys)
 
 
 def test_a_rebuild_from_an_address_without_a_port_is_one_sentence(

@@ -28,6 +28,16 @@ def test_the_template_names_rollout_and_rank(tmp_path: Path) -> None:
     assert not differences(torch.load(path, weights_only=True), build_dump_payload([own], rollout_id=7, writer_rank=0))
 
 
+def test_without_context_parallelism_no_total_lengths_are_asked_for(tmp_path: Path) -> None:
+    args = SimpleNamespace(save_debug_train_data=str(tmp_path / "{rollout_id}.pt"))
+    shard = whole_shard(0, 0, 1)
+    del shard["total_lengths"]
+    save_debug_train_data(args, rollout_id=0, rollout_data=shard)
+    own = {"rank": 0, "data_parallel_rank": 0, "rollout_data": shard}
+    written = torch.load(tmp_path / "0.pt", weights_only=True)
+    assert not differences(written, build_dump_payload([own], rollout_id=0, writer_rank=0))
+
+
 def test_a_template_without_the_rollout_is_refused(tmp_path: Path) -> None:
     args = SimpleNamespace(save_debug_train_data=str(tmp_path / "dump.pt"))
     with pytest.raises(ProducerError, match=r"without \{rollout_id\} each rollout would overwrite"):

@@ -210,6 +210,23 @@ def test_a_file_that_is_no_dump_is_one_sentence(
     assert "weights_only" not in told
 
 
+@pytest.mark.parametrize("subcommand", [("inspect",), ("diff", "{file}")])
+def test_a_folder_in_place_of_a_dump_is_one_sentence_that_tells_what_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], subcommand: Sequence[str]
+) -> None:
+    assert command(monkeypatch, *(part.format(file=tmp_path) for part in subcommand), str(tmp_path)) == 2
+    assert f"{tmp_path} is a folder; give the .pt file of a dump" in one_sentence(capsys)
+
+
+def test_a_path_at_which_the_system_finds_fault_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A folder that may not be looked into is such a path too, but not for root.
+    path = tmp_path / ("x" * 300)
+    assert command(monkeypatch, "inspect", str(path)) == 2
+    assert f"{path} cannot be read: File name too long" in one_sentence(capsys)
+
+
 def test_a_torch_file_of_something_else_is_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -116,7 +116,15 @@ def test_drops_that_find_no_room_for_their_marks_are_told_when_the_publisher_is_
     statuses = [str(publisher.publish(number, whole_shard(number, 0, 1)).status) for number in range(4)]
     assert statuses == ["published", *["dropped"] * 3]
     assert not publisher.close(0.5)
-    assert f"2 drops are not announced, because {tmp_path} took no mark of them" in caplog.text
+    assert f"not announced, because {tmp_path} took no mark of them: 2 drops" in caplog.text
+
+
+def test_a_repeated_rollout_is_refused_in_words_that_do_not_repeat_themselves(tmp_path: Path) -> None:
+    publisher = spool_publisher(tmp_path)
+    publisher.publish(0, whole_shard(0, 0, 1))
+    again = publisher.publish(0, whole_shard(0, 0, 1))
+    publisher.close(0.2)
+    assert again.reason == "rank 0 (shard 0): the rollout id is taken: rollout 0 was published before in this attempt"
 
 
 def test_a_reason_that_no_event_could_carry_is_made_to_fit(tmp_path: Path) -> None:
@@ -128,5 +136,5 @@ def test_a_reason_that_no_event_could_carry_is_made_to_fit(tmp_path: Path) -> No
     (mark, whole) = [read_bundle(path).shard.dropped_reason for _, path in SpoolFolder(tmp_path).bundles()]
     assert whole is None
     assert mark is not None
-    assert mark.startswith("rank 0 (shard 0): rollout_data cannot be published; here, on rank 0: ")
+    assert mark.startswith("rank 0 (shard 0): rollout_data cannot be published: ")
     assert len(mark) <= 4000

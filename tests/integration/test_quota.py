@@ -60,7 +60,7 @@ def test_the_number_of_bundles_is_bounded_and_the_marks_of_drops_do_not_count(tm
     assert reasons[:2] == [None, None]
     for reason in reasons[2:]:
         assert reason is not None
-        assert reason.startswith("rank 0 (shard 0): spool full; here, on rank 0: the spool ")
+        assert reason.startswith("rank 0 (shard 0): spool full: the spool ")
         assert "max_spool_bundles is 2" in reason
     held = measure_spool(tmp_path)
     assert (held.bundles, held.marks) == (2, 3)

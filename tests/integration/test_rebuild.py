@@ -172,7 +172,8 @@ async def test_the_command_disturbs_no_group_and_exits_1_if_the_records_are_gone
         committed = await admin.list_consumer_group_offsets(installed.config.group_id)
         assert await command() == (
             0,
-            f"rollout 1: its dump is there, as the manifest says\nrollout 2: {installed.folder}/run/2.pt is rebuilt\n",
+            f"rollout 1: its dump is there, as the manifest says\nrollout 2: {installed.folder}/run/2.pt is rebuilt\n"
+            f"To check them: rollcast verify {installed.folder}/run\n",
         )
         assert await admin.list_consumer_groups() == groups
         assert await admin.list_consumer_group_offsets(installed.config.group_id) == committed

@@ -7,12 +7,14 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
+from fixtures.publishers import spool_publisher
 from fixtures.shipping import closed, direct, large_shard, publish, ship_process, small_shard
 from fixtures.topic import payload_in, read_until, shards_in
 from rollcast.consumer.broker import Broker, JvmBroker
@@ -78,13 +80,34 @@ async def test_a_shipper_for_another_address_does_not_keep_the_run_from_the_righ
     _await_log(tmp_path / "shipper.log", "does not take records")
     assert not wrong.close(0.1)
     assert (
-        f"1 bundles wait in {tmp_path} for Kafka at 127.0.0.1:1, and the rollcast-ship that runs there" in caplog.text
+        f"waiting in {tmp_path} for Kafka at 127.0.0.1:1: 1 bundle, and the rollcast-ship that runs there goes on"
+        in caplog.text
     )
     assert "127.0.0.1:1 does not take records" in caplog.text
     right = publisher(broker.bootstrap_servers)
     right.publish(1, small_shard(1))
     assert right.close(60)
     await read_until(broker.bootstrap_servers, f"{prefix}.records", closed(0, 1))
+
+
+def test_the_shipper_that_a_publisher_starts_is_found_by_its_name(tmp_path: Path) -> None:
+    publisher = spool_publisher(tmp_path, start_shipper=True)
+    publisher.publish(0, small_shard(0))
+    _await_log(tmp_path / "shipper.log", "does not take records")
+    publisher.close(0.1)
+    (shipper,) = [child for child in psutil.Process().children() if f"--spool={tmp_path}" in _words_of(child)]
+    words = _words_of(shipper)
+    shipper.terminate()
+    assert shipper.wait(10) == 0
+    assert "rollcast-ship" in words
+
+
+def _words_of(process: psutil.Process) -> list[str]:
+    # Others that this process has started may have ended.
+    with suppress(psutil.Error):
+        words: list[str] = process.cmdline()
+        return words
+    return []
 
 
 async def test_a_broker_killed_in_mid_bundle_loses_nothing(own_broker: JvmBroker, tmp_path: Path, prefix: str) -> None:
@@ -205,6 +228,7 @@ def test_a_spool_has_one_shipper(tmp_path: Path) -> None:
     ("options", "words"),
     [
         (["--spool=/nonexistent/spool", "--bootstrap=x:1", "--stop-with-trainers"], "/nonexistent/spool is no folder"),
+        ([f"--spool={__file__}/spool", "--bootstrap=x:1"], f"{__file__} is no folder; give the spool_dir"),
         (["--spool=.", "--bootstrap="], "ROLLCAST_BOOTSTRAP_SERVERS"),
         (["--spool=.", "--bootstrap=x:1", "--topic-prefix=a b"], "topic prefix 'a b'"),
         (["--spool=.", "--bootstrap=x:1", "--max-part-bytes=1"], "max_part_bytes is 1"),

@@ -22,7 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fixtures.installation import until
 from fixtures.proxy import proxy_to
-from fixtures.shipping import SHIP, publish, ship_process
+from fixtures.publishers import spool_publisher
+from fixtures.shipping import SHIP, publish, ship_process, small_shard
 from rollcast.consumer.broker import Broker
 from rollcast.consumer.broker._ports import free_ports
 from rollcast.producer.shipper.config import ShipperConfig
@@ -203,6 +204,16 @@ def test_a_spool_of_which_nothing_can_be_found_out_hides_no_other(tmp_path: Path
     text = generate_latest(registry_of([lost, tmp_path / "there"], [])).decode()
     assert f'rollcast_spool_present{{spool="{lost}"}} 0.0' in text
     assert f'rollcast_spool_bundles{{spool="{tmp_path}/there"}} 1.0' in text
+
+
+def test_marks_of_drops_are_no_bundles_that_wait(tmp_path: Path) -> None:
+    publisher = spool_publisher(tmp_path)
+    publisher.publish(0, small_shard(0))
+    publisher.publish(1, {"response_lengths": [2], "tokens": []})
+    publisher.close(0.2)
+    text = generate_latest(registry_of([tmp_path], [])).decode()
+    assert f'rollcast_spool_bundles{{spool="{tmp_path}"}} 1.0' in text
+    assert f'rollcast_spool_marks{{spool="{tmp_path}"}} 1.0' in text
 
 
 def test_a_scrape_looks_into_no_bundle_that_an_earlier_one_has_looked_into(

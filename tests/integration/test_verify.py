@@ -1,6 +1,9 @@
 """`rollcast verify`: sound, damaged, miscounted, and what no manifest describes."""
 
+import errno
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -141,6 +144,63 @@ def test_what_is_not_sound_is_told_and_the_status_is_1(
     assert last.startswith("3 sound, ")
 
 
+def test_what_is_bad_is_told_once_with_the_command_that_makes_it_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = LocalDumpStore(f"{folder}/{{run_id}}/{{rollout_id}}.pt")
+    for rollout_id in (5, 6, 8):
+        store.publish(dump(rollout_id))
+    cut(folder / "run" / "5.pt")
+    (folder / "run" / "6.pt").unlink()
+    cut(folder / "run" / "8.pt")
+    cut(folder / "run" / "1.attempt-1.pt")
+
+    assert verify(monkeypatch, "--quiet", folder) == 1
+    lines = capsys.readouterr().out.splitlines()
+    command = "  rollcast rebuild --bootstrap HOST:PORT --dump-path TEMPLATE --run run"
+    assert [line for line in lines if "rebuild" in line] == [f"{command} --rollout 5..6", f"{command} --rollout 8"]
+    (told,) = [line for line in lines if "5.pt" in line]
+    assert told.count("5.pt") == 1
+
+
+def test_a_bad_manifest_and_its_dump_are_one_fault_and_the_command_leaves_open_which_rollout_it_is(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest_path(folder / "run" / "1.pt").write_bytes(b"\xff")
+    assert verify(monkeypatch, "--quiet", folder) == 1
+    bad, _, command, last = capsys.readouterr().out.splitlines()
+    assert bad.startswith(f"BAD  {folder}/run/1.pt.manifest.json: not a manifest")
+    assert command.endswith("--run RUN --rollout ROLLOUT")
+    assert last == "3 sound, 1 bad"
+
+
+def test_a_warning_is_shown_once_however_many_dumps_it_is_met_with(folder: Path) -> None:
+    run = folder / "run"
+    manifest_path(run / "1.pt").write_bytes(b"\xff")
+    for name in ("a.pt", "b.pt"):
+        (run / name).touch()
+    command = [sys.executable, "-m", "rollcast.consumer.cli", "verify", str(run / "a.pt"), str(run / "b.pt")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.count("1.pt.manifest.json is ignored: not a manifest") == 1
+
+
+def test_a_folder_that_may_not_be_looked_into_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    closed, scandir = str(folder / "other"), os.scandir
+
+    def refusing(path: str) -> Any:
+        if path == closed:
+            # The tests may run as root, to whom no folder is closed.
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    assert verify(monkeypatch, "--quiet", folder) == 1
+    assert f"BAD  {closed}: it cannot be looked into: Permission denied" in capsys.readouterr().out
+
+
 def test_a_dump_that_needs_code_to_load_is_not_sound_and_the_code_is_not_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -157,6 +217,9 @@ def test_a_torch_file_of_something_else_is_not_sound(folder: Path, monkeypatch: 
     assert verify(monkeypatch, folder / "run" / "list.pt") == 1
 
 
-@pytest.mark.parametrize("name", ["", "absent.pt", "absent.pt.manifest.json"])
-def test_where_no_dump_is_the_status_is_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+@pytest.mark.parametrize("name", ["", "absent.pt", "absent.pt.manifest.json", "x" * 300])
+def test_where_no_dump_is_the_status_is_1_and_the_place_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     assert verify(monkeypatch, tmp_path / name) == 1
+    assert str(tmp_path / name) in capsys.readouterr().out

@@ -31,6 +31,15 @@ def test_one_objection_drops_the_rollout_and_names_the_rank(vote: Vote, kind: Dr
     assert refusal.announced
 
 
+def test_the_rank_that_refuses_names_itself_once_and_another_with_a_reason_of_its_own_is_named_too() -> None:
+    refusal = decide(_MEMBERS, [*_GO[:2], (Vote.SPOOL_FULL, 0, 3), _GO[3]])
+    assert refusal is not None
+    error = SpoolFullError("no room")
+    assert refusal.told_on(6, error) == "rank 6 (shard 1): spool full: no room"
+    assert refusal.told_on(7, error) == "rank 6 (shard 1): spool full; here, on rank 7: no room"
+    assert refusal.told_on(7, None) == "rank 6 (shard 1): spool full"
+
+
 @pytest.mark.parametrize(
     ("error", "kind"),
     [

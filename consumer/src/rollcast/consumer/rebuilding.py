@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from aiokafka.errors import KafkaError
@@ -35,11 +36,13 @@ class Rebuilt:
         rollout_id: its number.
         told: what was done, or what is missing.
         done: whether a sound dump is there now.
+        path: of its file, or of its manifest if it has several; None where nothing was written.
     """
 
     rollout_id: int
     told: str
     done: bool
+    path: Path | None = None
 
 
 async def rebuild(config: ConsumeConfig, run_id: str, rollout_ids: Iterable[int]) -> AsyncIterator[Rebuilt]:
@@ -72,7 +75,8 @@ async def rebuild(config: ConsumeConfig, run_id: str, rollout_ids: Iterable[int]
         raise ConsumeError(f"Kafka at {config.bootstrap_servers} failed: {exc!r}; try again") from exc
     except OSError as exc:
         raise ConsumeError(
-            f"dumps cannot be kept at {config.dump_path!r}, or their tensors at {config.scratch_directory}: {exc}"
+            f"dumps cannot be kept at {config.dump_path!r}, or their tensors at {config.scratch_directory}: {exc}; "
+            "make these folders writable, or give others with --dump-path and --scratch-dir"
         ) from exc
 
 
@@ -81,10 +85,10 @@ def _look(store: LocalDumpStore, key: RolloutKey) -> tuple[bool, Manifest | None
     published = store.published(key)
     if published is None or published.removed:
         return False, store.known(key)
-    problems = [verdict.problem for verdict in verify(published.path) if verdict.problem is not None]
-    for problem in problems:
-        _log.warning("%s", problem)
-    return not problems, published.manifest
+    bad = [verdict for verdict in verify(published.path) if verdict.problem is not None]
+    for verdict in bad:
+        _log.warning("%s", verdict)
+    return not bad, published.manifest
 
 
 async def _rebuild_from(
@@ -141,7 +145,7 @@ def _publish(store: LocalDumpStore, dump: Dump, known: Manifest | None) -> Rebui
     if known is not None:
         equal = published.manifest.sha256 == known.sha256
         told += ", byte for byte as before" if equal else ", with the same content as before"
-    return Rebuilt(rollout.rollout_id, told, done=True)
+    return Rebuilt(rollout.rollout_id, told, done=True, path=published.path)
 
 
 class _Assembly:

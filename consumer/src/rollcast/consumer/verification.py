@@ -1,6 +1,7 @@
 """Whether dumps are what their manifests say."""
 
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,11 @@ class Verdict:
     problem: str | None = None
     unknown: bool = False
 
+    def __str__(self) -> str:
+        """Names the path and the problem, each once."""
+        problem = self.problem or "sound"
+        return problem if problem.startswith(f"{self.path} ") else f"{self.path}: {problem}"
+
 
 def verify(path: Path) -> Iterator[Verdict]:
     """Yields a verdict on each dump: of this file, of this manifest, or on all below this folder.
@@ -39,7 +45,8 @@ def verify(path: Path) -> Iterator[Verdict]:
     rollout and the numbers of samples and shards that the manifest tells. A file that no manifest describes is not,
     unless the store has kept it aside under the name of its digest, and it still has that. Nothing is changed.
     """
-    if path.is_dir():
+    # Not Path.is_dir, which raises where a folder above may not be looked into.
+    if os.path.isdir(path):  # noqa: PTH112
         yield from _verify_below(path)
     elif path.name.endswith(MANIFEST_SUFFIX):
         yield _verify_manifest(path)
@@ -48,30 +55,47 @@ def verify(path: Path) -> Iterator[Verdict]:
 
 
 def _verify_below(folder: Path) -> Iterator[Verdict]:
+    closed: list[OSError] = []
+    paths = sorted(_paths_below(folder, closed))
+    for problem in closed:
+        yield Verdict(Path(problem.filename), None, f"it cannot be looked into: {problem.strerror}")
     described: set[Path] = set()
-    for path in sorted(folder.rglob(f"*{MANIFEST_SUFFIX}")):
-        verdict = _verify_manifest(path)
-        files = verdict.manifest.files if verdict.manifest is not None else ()
-        described |= {path.with_name(file.name) for file in files}
-        yield verdict
-    for path in sorted(folder.rglob(f"*{_DUMP_SUFFIX}")):
-        if path not in described:
+    for path in paths:
+        if path.name.endswith(MANIFEST_SUFFIX):
+            verdict = _verify_manifest(path)
+            # A dump whose manifest is bad is told with it, not once more.
+            names = [path.name.removesuffix(MANIFEST_SUFFIX)]
+            if verdict.manifest is not None:
+                names = [file.name for file in verdict.manifest.files]
+            described |= {path.with_name(name) for name in names}
+            yield verdict
+    for path in paths:
+        if path.name.endswith(_DUMP_SUFFIX) and path not in described:
             yield _verify_undescribed(path)
+
+
+def _paths_below(folder: Path, closed: list[OSError]) -> Iterator[Path]:
+    for parent, folders, files in os.walk(folder, onerror=closed.append):
+        yield from (Path(parent, name) for name in (*folders, *files))
 
 
 def _verify_manifest(path: Path) -> Verdict:
     try:
         manifest = parse_manifest(path)
-    except (DumpFileError, OSError) as exc:
+    except DumpFileError as exc:
         return Verdict(path, None, str(exc))
+    except OSError as exc:
+        return Verdict(path, None, f"it cannot be read: {exc.strerror or exc}")
     return _verdict(path, manifest) if manifest is not None else Verdict(path, None, "it is not there")
 
 
 def _verify_file(path: Path) -> Verdict:
     try:
         described = described_in(path) if path.exists() else None
-    except (DumpFileError, OSError) as exc:
+    except DumpFileError as exc:
         return Verdict(path, None, f"its manifest cannot be used: {exc}")
+    except OSError as exc:
+        return Verdict(path, None, f"it or its manifest cannot be read: {exc.strerror or exc}")
     if described is not None:
         return _verdict(path, described[0])
     return _verify_undescribed(path) if path.exists() else Verdict(path, None, "it is not there")

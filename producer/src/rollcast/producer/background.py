@@ -4,11 +4,14 @@ import atexit
 import logging
 import os
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
 from rollcast.producer.committer import Committer
 from rollcast.producer.session import Session
 from rollcast.producer.shipper.launch import LOG_NAME, ShipperLauncher
 from rollcast.producer.spool.trainers import LivingTrainer, register
+from rollcast.producer.spool.usage import is_mark
 from rollcast.producer.stats import Counters
 
 _EXIT_FLUSH_S = 5.0
@@ -34,8 +37,8 @@ class Background:
         self._session, self._counters, self._process = session, counters, os.getpid()
         if swept := spool.sweep_unfinished(config.run_id, session.attempt):
             _log.warning(
-                "%d bundles were lost with a trainer that ended before they were whole: %s",
-                len(swept),
+                "lost with a trainer that ended before they were whole: %s (%s)",
+                _counted(len(swept), "bundle"),
                 ", ".join(swept[:_NAMED_BUNDLES]),
             )
         self._trainer_lock = spool.register_trainer()
@@ -72,14 +75,15 @@ class Background:
         if dropped:
             missing.append(f"dropped were {', '.join(f'{count} ({reason})' for reason, count in dropped.items())}")
         if count := self.committer.open_jobs:
-            missing.append(f"{count} bundles are not committed yet, and lost if this process ends")
+            missing.append(f"not committed yet, and lost if this process ends: {_counted(count, 'bundle')}")
         if count := self.committer.unannounced:
-            missing.append(f"{count} drops are not announced, because {path} took no mark of them")
+            missing.append(f"not announced, because {path} took no mark of them: {_counted(count, 'drop')}")
         if count := session.set_aside():
-            missing.append(f"{count} bundles cannot be shipped; {path / '.poison'} has them, each with its reason")
-        if count := session.waiting():
+            aside = path / ".poison"
+            missing.append(f"cannot be shipped: {_counted(count, 'bundle')}; {aside} has them, each with its reason")
+        if waiting := session.waiting():
             address = session.config.bootstrap_servers
-            missing.append(f"{count} bundles wait in {path} for Kafka at {address}, and {self._who_goes_on()}")
+            missing.append(f"waiting in {path} for Kafka at {address}: {_told(waiting)}, and {self._who_goes_on()}")
         return missing
 
     def _who_goes_on(self) -> str:
@@ -87,7 +91,7 @@ class Background:
         spool, config = self._session.spool, self._session.config
         said = f"; {spool.path / LOG_NAME} ends with: {self._launcher.last_words()}" if self._launcher else ""
         if spool.has_shipper(config.destination):
-            return f"the rollcast-ship that runs there goes on with them{said}"
+            return f"the rollcast-ship that runs there goes on{said}"
         command = f"rollcast-ship --spool {spool.path} --bootstrap {config.bootstrap_servers}"
         command += f" --topic-prefix {config.topic_prefix}"
         return f"no rollcast-ship owns that spool now; if none comes up, start one: {command}{said}"
@@ -96,3 +100,14 @@ class Background:
         # A forked child has the object, but not its thread.
         if os.getpid() == self._process:
             self.committer.close(_EXIT_FLUSH_S)
+
+
+def _told(waiting: Sequence[Path]) -> str:
+    """Says what waits; the mark of a drop is a bundle too, but nobody's data."""
+    marks = sum(map(is_mark, waiting))
+    counts = {"bundle": len(waiting) - marks, "drop mark": marks}
+    return " and ".join(_counted(count, what) for what, count in counts.items() if count)
+
+
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

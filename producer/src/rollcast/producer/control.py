@@ -30,7 +30,7 @@ _REASONS = {
     Vote.BAD_DATA: (DropReason.BAD_DATA, "rollout_data cannot be published"),
     Vote.SPOOL_FULL: (DropReason.SPOOL_FULL, "spool full"),
     Vote.FAILED: (DropReason.NOT_CREATED, "the bundle could not be created"),
-    Vote.REPEATED: (DropReason.REPEATED, "this rollout was published before in this attempt"),
+    Vote.REPEATED: (DropReason.REPEATED, "the rollout id is taken"),
     Vote.OFF: (DropReason.OFF, "publishing is switched off there"),
     Vote.UNEXPECTED: (DropReason.UNEXPECTED, "something unexpected happened"),
 }
@@ -158,12 +158,20 @@ class Refusal:
         reason: one sentence, the same on every rank.
         announced: consumers are told that the rollout was dropped; not where its id is taken by a good one.
         final: no rank publishes anything from now on.
+        rank: the one that refuses; None where none alone does.
     """
 
     kind: DropReason
     reason: str
     announced: bool
     final: bool = False
+    rank: int | None = None
+
+    def told_on(self, rank: int, error: Exception | None) -> str:
+        """Returns the reason as a rank tells it, with what that rank itself has against the rollout."""
+        if error is None:
+            return self.reason
+        return f"{self.reason}: {error}" if rank == self.rank else f"{self.reason}; here, on rank {rank}: {error}"
 
 
 def decide(members: Sequence[Member], messages: Sequence[Sequence[int]]) -> Refusal | None:
@@ -181,7 +189,8 @@ def decide(members: Sequence[Member], messages: Sequence[Sequence[int]]) -> Refu
         if vote != Vote.READY:
             kind, words = _REASONS[Vote(vote)]
             reason = f"rank {member.rank} (shard {member.data_parallel_rank}): {words}"
-            return Refusal(kind, reason, announced=vote not in (Vote.REPEATED, Vote.OFF), final=vote == Vote.OFF)
+            announced = vote not in (Vote.REPEATED, Vote.OFF)
+            return Refusal(kind, reason, announced=announced, final=vote == Vote.OFF, rank=member.rank)
     digests: dict[int, int] = {}
     for member, (_, digest, _) in zip(members, messages, strict=True):
         if digests.setdefault(member.data_parallel_rank, digest) != digest:

@@ -25,7 +25,7 @@ CONTEXT_PARALLEL_FIELDS = (
 
 
 def restore_context_parallel_fields_to_cpu(
-    rollout_data: Mapping[str, Any], gather_tensor: GatherTensor, *, keep_restored: bool
+    rollout_data: Mapping[str, Any], gather_tensor: GatherTensor | None, *, keep_restored: bool
 ) -> dict[str, Any] | None:
     """Returns `rollout_data` on the CPU with every split field restored, or None where it is not kept.
 
@@ -35,7 +35,8 @@ def restore_context_parallel_fields_to_cpu(
 
     Args:
         rollout_data: one shard.
-        gather_tensor: `(local, total_length, response_length)` to the whole response.
+        gather_tensor: `(local, total_length, response_length)` to the whole response; None where each rank holds whole
+            responses, which needs no `total_lengths`.
         keep_restored: this rank wants the result.
 
     Raises:
@@ -49,10 +50,12 @@ def restore_context_parallel_fields_to_cpu(
         if values is None:
             continue
         tensors = check_one_tensor_per_sample(name, values, count)
-        lengths = [check_lengths(rollout_data, key, count) for key in ("total_lengths", "response_lengths")]
+        totals = responses = check_lengths(rollout_data, "response_lengths", count)
+        if gather_tensor is not None:
+            totals = check_lengths(rollout_data, "total_lengths", count)
         kept = []
-        for slot, (tensor, total, response) in enumerate(zip(tensors, *lengths, strict=True)):
-            whole = gather_tensor(tensor, total, response).detach()
+        for slot, (tensor, total, response) in enumerate(zip(tensors, totals, responses, strict=True)):
+            whole = (tensor if gather_tensor is None else gather_tensor(tensor, total, response)).detach()
             if len(whole) != response:
                 raise RolloutDataError(
                     f"{name!r} of sample {slot} has {len(whole)} entries after the restore, for {response} tokens"

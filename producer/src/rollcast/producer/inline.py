@@ -30,7 +30,7 @@ def save_debug_train_data(
             wanted, `{rank}`; None: no dump.
         rollout_id: number of the rollout.
         rollout_data: what this rank holds of its shard.
-        gather_tensor: puts one split tensor together; default: `all_gather_with_cp`.
+        gather_tensor: puts one split tensor together; default: `all_gather_with_cp` where context parallelism splits.
 
     Raises:
         ProducerError: the template has no `{rollout_id}`, or the file cannot be written.
@@ -46,9 +46,9 @@ def save_debug_train_data(
     layout = current_layout()
     if not layout.takes_part:
         return
-    restored = restore_context_parallel_fields_to_cpu(
-        rollout_data, gather_tensor or all_gather_with_cp, keep_restored=layout.is_writer
-    )
+    if gather_tensor is None and layout.context_parallel_size > 1:
+        gather_tensor = all_gather_with_cp
+    restored = restore_context_parallel_fields_to_cpu(rollout_data, gather_tensor, keep_restored=layout.is_writer)
     if restored is None:
         return
     own = {"rank": layout.rank, "data_parallel_rank": layout.data_parallel_rank, "rollout_data": restored}

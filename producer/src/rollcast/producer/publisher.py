@@ -328,7 +328,7 @@ class Publisher:
     def _refuse(self, name: BundleName, refusal: Refusal, prepared: _Prepared | Exception) -> PublishResult:
         error = prepared if isinstance(prepared, Exception) else None
         _discard(prepared)
-        reason = f"{refusal.reason}; here, on rank {self._layout.rank}: {error}" if error else refusal.reason
+        reason = refusal.told_on(self._layout.rank, error)
         if refusal.final:
             self._everybody_off = True
             self._disable(self._disabled or refusal.reason)

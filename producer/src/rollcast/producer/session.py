@@ -119,9 +119,10 @@ class Session:
         names = self.spool.poisoned(self.config.run_id)
         return sum(name.source in self.own_sources and name.attempt == self.attempt for name in names)
 
-    def waiting(self) -> int:
-        """Returns how many bundles of this rank are still in the spool, marks of dropped rollouts included."""
-        return sum(name.source in self.own_sources for name, _ in self.spool.bundles_of(self.config.run_id))
+    def waiting(self) -> list[Path]:
+        """Returns the bundles of this rank that are still in the spool, marks of dropped rollouts included."""
+        bundles = self.spool.bundles_of(self.config.run_id)
+        return [path for name, path in bundles if name.source in self.own_sources]
 
 
 def open_session(config: PublisherConfig, layout: ParallelLayout, control: Control) -> Session:

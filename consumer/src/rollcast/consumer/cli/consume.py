@@ -52,7 +52,9 @@ def consume(
     ] = None,
     pin: Annotated[list[int] | None, typer.Option(help="A rollout that is never removed; may be repeated.")] = None,
     topic_prefix: TopicPrefix = "rollcast",
-    group: Annotated[str, typer.Option(help="Consumer group; its members share the work.")] = "rollcast",
+    group: Annotated[
+        str, typer.Option(help="Consumer group; its members share the work, and need the same --dump-path.")
+    ] = "rollcast",
     partitions: Annotated[int, typer.Option(min=1, help="Partitions of the records topic, if it is created.")] = 4,
     replication_factor: Annotated[int, typer.Option(min=1, help="Replicas of topics that are created.")] = 1,
     create_topics: Annotated[bool, typer.Option(help="Create topics that do not exist.")] = True,
@@ -157,7 +159,8 @@ async def _serve(config: ConsumeConfig, early: _EarlySignals) -> None:
 def _configure_logging(level: str) -> None:
     levels = logging.getLevelNamesMapping()
     if level.upper() not in levels:
-        raise typer.BadParameter(f"{level!r} is not a log level; use debug, info, warning or error")
+        known = "debug, info, warning or error"
+        raise typer.BadParameter(f"{level!r} is not a log level; use {known}", param_hint="--log-level")
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     logging.getLogger("rollcast").setLevel(levels[level.upper()])
     if levels[level.upper()] > logging.DEBUG:

@@ -49,7 +49,7 @@ def _manifest_of(file: Path) -> tuple["Manifest | None", str]:
 
     try:
         described = described_in(file)
-    except DumpFileError as exc:
+    except (DumpFileError, OSError) as exc:
         return None, f"{manifest_path(file)} is not used: {exc}"
     if described is None:
         return None, "No manifest beside it."

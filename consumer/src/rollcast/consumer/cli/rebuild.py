@@ -1,13 +1,14 @@
 """`rollcast rebuild`: dumps again, from the records that are still on the topic."""
 
 import asyncio
-import logging
 import os
 import re
+import shlex
 from typing import Annotated
 
 import typer
 
+from rollcast.consumer.cli.log import show_warnings
 from rollcast.consumer.cli.options import (
     Bootstrap,
     ConnectTimeout,
@@ -55,7 +56,7 @@ def rebuild(
         connect_timeout_s=connect_timeout_s,
         security=read_kafka_security(os.environ),
     )
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    show_warnings()
     hide_client_log()
     if not asyncio.run(_rebuild(config, run, _rollouts(rollout))):
         raise typer.Exit(1)
@@ -65,15 +66,20 @@ def _rollouts(text: str) -> range:
     match = _ROLLOUTS.match(text)
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
     if not first <= last < first + _MOST_ROLLOUTS:
-        raise typer.BadParameter(f"{text!r} is no rollout and no range of at most {_MOST_ROLLOUTS}; use 7 or 7..12")
+        told = f"{text!r} is no rollout and no range of at most {_MOST_ROLLOUTS}; use 7 or 7..12"
+        raise typer.BadParameter(told, param_hint="--rollout")
     return range(first, last + 1)
 
 
 async def _rebuild(config: ConsumeConfig, run_id: str, rollouts: range) -> bool:
     from rollcast.consumer.rebuilding import rebuild as rebuilding
 
-    done = True
+    done, folders = True, set[str]()
     async for rebuilt in rebuilding(config, run_id, rollouts):
         typer.echo(f"rollout {rebuilt.rollout_id}: {'' if rebuilt.done else 'cannot be rebuilt: '}{rebuilt.told}")
         done &= rebuilt.done
+        if rebuilt.path is not None:
+            folders.add(shlex.quote(str(rebuilt.path.parent)))
+    if folders:
+        typer.echo(f"To check them: rollcast verify {' '.join(sorted(folders))}")
     return done

@@ -1,12 +1,23 @@
 """`rollcast verify`: whether dumps are what their manifests say."""
 
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rollcast.consumer.cli.log import show_warnings
+from rollcast.schemas import TRAIN_STREAM
+
 if TYPE_CHECKING:
     from rollcast.consumer.verification import Verdict
+
+# An older attempt, which is not made again while a newer one is there, or nobody's dump.
+_ASIDE = re.compile(r"\.(?:attempt-\d+|unknown-[0-9a-f]+)\b")
 
 
 def verify(
@@ -21,12 +32,14 @@ def verify(
     """
     from rollcast.consumer.verification import verify as verdicts
 
-    sound = bad = unknown = 0
+    show_warnings()
+    sound = unknown = 0
+    bad: list[Verdict] = []
     for path in paths:
         for verdict in verdicts(path):
             if verdict.problem is not None:
-                bad += 1
-                typer.echo(f"BAD  {verdict.path}: {verdict.problem}")
+                bad.append(verdict)
+                typer.echo(f"BAD  {verdict}")
                 continue
             if verdict.unknown:
                 unknown += 1
@@ -36,10 +49,40 @@ def verify(
             sound += 1
             if not quiet:
                 typer.echo(f"ok   {verdict.path}: {_summary(verdict)}")
+    if commands := _remedies(bad):
+        typer.echo("To make them again, with --bootstrap, --dump-path and --layout as `rollcast consume` has them:")
+        for command in commands:
+            typer.echo(f"  {command}")
     aside = f", {unknown} kept aside" if unknown else ""
-    typer.echo(f"{sound} sound, {bad} bad{aside}" if sound + bad else f"no dump is there{aside}")
+    nothing = f"no dump is in {', '.join(map(str, paths))}"
+    typer.echo(f"{sound} sound, {len(bad)} bad{aside}" if sound or bad else f"{nothing}{aside}")
     if bad or not sound:
         raise typer.Exit(1)
+
+
+def _remedies(bad: "Iterable[Verdict]") -> list[str]:
+    """Returns the commands that make these dumps again, as far as it is known which they are and how they came."""
+    known: defaultdict[str, set[int]] = defaultdict(set)
+    unknown = False
+    for verdict in bad:
+        if _ASIDE.search(verdict.path.name):
+            continue
+        rollout = verdict.manifest.id if verdict.manifest is not None else None
+        if rollout is None or not rollout.run_id.isprintable():
+            unknown |= ".pt" in verdict.path.suffixes
+        elif rollout.stream == TRAIN_STREAM:
+            known[rollout.run_id].add(rollout.rollout_id)
+    which = [(shlex.quote(run_id), span) for run_id in sorted(known) for span in _spans(known[run_id])]
+    which += [("RUN", "ROLLOUT")] * unknown
+    command = "rollcast rebuild --bootstrap HOST:PORT --dump-path TEMPLATE"
+    return [f"{command} --run {run} --rollout {span}" for run, span in which]
+
+
+def _spans(rollouts: Iterable[int]) -> list[str]:
+    """Returns `7` or `7..12` for each row of numbers that follow each other."""
+    numbered = enumerate(sorted(rollouts))
+    rows = [[number for _, number in row] for _, row in groupby(numbered, lambda pair: pair[1] - pair[0])]
+    return [f"{row[0]}..{row[-1]}" if len(row) > 1 else str(row[0]) for row in rows]
 
 
 def _summary(verdict: "Verdict") -> str:

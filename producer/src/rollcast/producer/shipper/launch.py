@@ -38,8 +38,12 @@ class ShipperLauncher:
             return
         self._next_start = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
+        # The option changes nothing; it is where somebody who looks for `rollcast-ship` among the processes finds it.
+        # Not the name of the program, by which Python finds its own packages.
         command = [
             sys.executable,
+            "-X",
+            "rollcast-ship",
             "-m",
             "rollcast.producer.shipper.cli",
             f"--spool={self._spool.path}",

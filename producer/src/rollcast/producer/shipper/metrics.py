@@ -79,7 +79,8 @@ class _SpoolCollector(Collector):
         present = GaugeMetricFamily(
             "rollcast_spool_present", "1 while the spool is there and can be read.", labels=["spool"]
         )
-        depth = GaugeMetricFamily("rollcast_spool_bundles", "Bundles that wait.", labels=["spool"])
+        depth = GaugeMetricFamily("rollcast_spool_bundles", "Bundles with content that wait.", labels=["spool"])
+        marks = GaugeMetricFamily("rollcast_spool_marks", "Marks of dropped rollouts that wait.", labels=["spool"])
         size = GaugeMetricFamily("rollcast_spool_bytes", "Their size, unfinished ones included.", labels=["spool"])
         writers: list[tuple[str, WriterStats]] = []
         for path, folder, stats in spools:
@@ -88,10 +89,11 @@ class _SpoolCollector(Collector):
             present.add_metric([path], int(is_folder(folder) and os.access(folder, os.R_OK | os.X_OK)))
             with self._lock:
                 found = self._meters[folder].measure()
-            depth.add_metric([path], found.committed)
+            depth.add_metric([path], found.committed - found.usage.marks)
+            marks.add_metric([path], found.usage.marks)
             size.add_metric([path], found.usage.size)
             writers += [(path, told) for told in read_publisher_stats(folder)]
-        yield from (progress, refused, present, depth, size)
+        yield from (progress, refused, present, depth, marks, size)
         yield from _publishers(writers)
 
 

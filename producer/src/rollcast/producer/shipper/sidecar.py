@@ -117,6 +117,10 @@ class Sidecar:
             return True
         if os.path.lexists(folder) or self._config.stop_with_trainers:
             raise ShipperError(f"spool {folder} is no folder; give the spool_dir of the publisher")
+        # Not Path.exists, which raises where a folder above may not be looked into.
+        above = next(path for path in folder.absolute().parents if os.path.exists(path))  # noqa: PTH110
+        if not is_folder(above):
+            raise ShipperError(f"spool {folder} cannot be: {above} is no folder; give the spool_dir of the publisher")
         return False
 
     async def _own(self, folder: Path) -> tuple[SpoolFolder, IO[bytes]] | None:

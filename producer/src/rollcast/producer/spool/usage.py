@@ -112,6 +112,11 @@ def measure_spool(root: Path) -> SpoolUsage:
     return SpoolMeter(root).measure().usage
 
 
+def is_mark(bundle: Path) -> bool:
+    """Tells whether a committed bundle has no content: it is the mark of a dropped rollout."""
+    return not (bundle / TENSORS_NAME).exists()
+
+
 def _look_into(bundle: os.DirEntry[str]) -> SpoolUsage:
     with os.scandir(bundle.path) as entries:
         files = {entry.name: entry.stat().st_size for entry in entries}
