@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from rollcast.consumer import Daemon, LocalDumpStore
 from rollcast.consumer.broker import JvmBroker
 from rollcast.consumer.dump_file import load_dump
 from rollcast.consumer.errors import AssemblerFullError, ShutdownTimeoutError
-from rollcast.consumer.metrics import Metric, compute_metrics
 from rollcast.consumer.store import Dump, PublishedDump
 from rollcast.consumer.topics import prepare_topics
 from rollcast.schemas import DeadLetter, DpShard, SamplePart, encode
@@ -251,28 +249,6 @@ async def test_a_full_disk_is_waited_for(installed: Installation) -> None:
 
     assert daemon.stats.retries == 2
     installed.check("run", 1, shards(1))
-
-
-async def test_a_try_that_fails_at_once_is_over_when_its_tensors_are_not_measured_any_more(
-    installed: Installation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, may_measure = FailingStore(installed.config.dump_path), threading.Event()
-
-    def measure(samples: Sequence[Mapping[str, Any]]) -> tuple[Metric, ...]:
-        may_measure.wait()
-        return compute_metrics(samples)
-
-    monkeypatch.setattr("rollcast.consumer.store.protocol.compute_metrics", measure)
-    try:
-        async with running(installed.config, store) as daemon:
-            await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
-            await until(lambda: store.failures_left == 1)
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(until(lambda: daemon.stats.retries > 0), 0.3)
-            may_measure.set()
-            await installed.dumps(1)
-    finally:
-        may_measure.set()
 
 
 class FullStore(LocalDumpStore):

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from concurrent.futures import Executor, wait
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 
 from rollcast.consumer.assembler import Assembler
@@ -99,7 +99,7 @@ class Publishing:
         if dump.missing:
             dump = replace(dump, gaps=self._gaps.beside(rollout.spans))
         try:
-            published = await loop.run_in_executor(self._pool, _keep, self._store, dump)
+            published = await loop.run_in_executor(self._pool, self._store.publish, dump)
         except OSError as exc:
             # Other rollouts go on meanwhile: it may be this one alone that can never be written.
             self._stats.retries += 1
@@ -175,15 +175,6 @@ def _prepare(handed_out: Rollout, config: ConsumeConfig) -> _Prepared:
         except LayoutError as exc:
             restored = replace(restored, payload=None, problem=str(exc))
     return _Prepared(rollout=rollout, restored=restored, dump=dump, wrong=wrong)
-
-
-def _keep(store: DumpStore, dump: Dump) -> PublishedDump:
-    try:
-        return store.publish(dump)
-    finally:
-        # A store that needs no metrics, or fails at once, returns while they still hold the rollout's tensors: its room
-        # would count as free and be taken, and tries that fail would come to hold one payload each.
-        wait([dump.metrics])
 
 
 def _summary(manifest: Manifest) -> str:
