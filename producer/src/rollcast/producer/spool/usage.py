@@ -107,11 +107,6 @@ class SpoolMeter:
         return found, committed, is_stable
 
 
-def measure_spool(root: Path) -> SpoolUsage:
-    """Returns what a spool holds; for who measures it once."""
-    return SpoolMeter(root).measure().usage
-
-
 def _look_into(bundle: os.DirEntry[str]) -> SpoolUsage:
     with os.scandir(bundle.path) as entries:
         files = {entry.name: entry.stat().st_size for entry in entries}
