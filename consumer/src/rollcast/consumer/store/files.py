@@ -90,6 +90,12 @@ def sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def file_sha256(path: Path) -> str:
+    """Returns the digest of a file, hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def make_directory(directory: Path) -> None:
     """Makes a directory and its parents, durably."""
     if directory.is_dir():
