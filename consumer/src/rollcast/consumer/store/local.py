@@ -21,9 +21,9 @@ from rollcast.consumer.store.files import (
     HashingWriter,
     locked,
     make_directory,
-    settle,
     sweep,
     sync_directory,
+    sync_file,
     temporary_beside,
     write_durably,
 )
@@ -174,7 +174,7 @@ class LocalDumpStore:
             self._at_step(Step.BEGUN)
             with HashingWriter(opened) as writer:
                 _save(file, writer)
-            settle(opened)
+            sync_file(opened)
             entry = ManifestFile(name=path.name, rank=file.rank, sha256=writer.sha256(), size=writer.size)
             yield _Written(path=path, temporary=temporary, entry=entry)
 
