@@ -69,9 +69,9 @@ def described_in(path: Path) -> tuple[Manifest, ManifestFile] | None:
     """
     own = parse_manifest(manifest_path(path))
     others = path.parent.glob(f"*{MANIFEST_SUFFIX}") if own is None else ()
-    for manifest in (own, *map(usable, others)):
-        for file in manifest.files if manifest is not None else ():
-            if manifest is not None and file.name == path.name:
+    for manifest in filter(None, (own, *map(usable, others))):
+        for file in manifest.files:
+            if file.name == path.name:
                 return manifest, file
     return None
 
