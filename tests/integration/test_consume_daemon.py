@@ -1,28 +1,18 @@
 """The daemon on a real Kafka: records in any order become verified dumps, whatever else is on the topic."""
 
-import asyncio
-import os
 import random
-import signal
-import threading
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka import TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, RecordsToDelete
 
 from fixtures.frames import events_of, frames_of
-from fixtures.installation import PART_BYTES, Installation, installation, keyed, running, shards, until
+from fixtures.installation import PART_BYTES, Installation, keyed, running, shards, until
 from rollcast.consumer import Daemon, LocalDumpStore
-from rollcast.consumer.broker import JvmBroker
 from rollcast.consumer.dump_file import load_dump
-from rollcast.consumer.errors import AssemblerFullError, ShutdownTimeoutError
-from rollcast.consumer.metrics import Metric, compute_metrics
+from rollcast.consumer.errors import AssemblerFullError
 from rollcast.consumer.store import Dump, PublishedDump
-from rollcast.consumer.topics import prepare_topics
 from rollcast.schemas import DeadLetter, DpShard, SamplePart, encode
 
 
@@ -77,29 +67,6 @@ async def test_after_a_restart_nothing_changes_and_everything_is_committed(insta
     assert installed.digests() == before
 
 
-async def test_a_coordinator_that_has_just_moved_does_not_send_the_daemon_back_to_the_beginning(
-    installed: Installation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    frames = keyed("run", 1, frames_of("run", 1, 1, shards(1)))
-    async with running(installed.config):
-        await installed.send(frames)
-        await installed.dumps(1)
-    asked = []
-    ask = AIOKafkaAdminClient.list_consumer_group_offsets
-
-    async def answer_nothing_at_first(self: AIOKafkaAdminClient, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-        asked.append(args)
-        return {} if len(asked) == 1 else await ask(self, *args, **kwargs)
-
-    monkeypatch.setattr(AIOKafkaAdminClient, "list_consumer_group_offsets", answer_nothing_at_first)
-    async with running(installed.config) as daemon:
-        await installed.send(frames[:1])
-        await until(lambda: daemon.stats.records > 0)
-
-    assert len(asked) == 2
-    assert daemon.stats.records == 1
-
-
 async def test_whoever_reads_everything_again_recognises_what_is_published(installed: Installation) -> None:
     frames = keyed("run", 1, frames_of("run", 1, 1, shards(1), max_part_bytes=PART_BYTES))
     async with running(installed.config):
@@ -147,30 +114,6 @@ async def test_what_stays_incomplete_is_written_as_such_with_what_is_missing(ins
     path = Path(announced.path)
     assert path.name == "1.incomplete.pt"
     assert len(load_dump(path)["samples"]) == 5
-
-
-async def test_a_rollout_whose_rest_waits_in_a_silent_broker_is_not_written_as_incomplete(
-    own_broker: JvmBroker, tmp_path: Path
-) -> None:
-    installed = installation(own_broker.bootstrap_servers, tmp_path / "dumps")
-    # Above the 2 s that count of any pause, by more than a busy machine takes to send the rest.
-    config = replace(installed.config, incomplete_after_s=5.0)
-    await prepare_topics(config)
-    frames = keyed("run", 1, frames_of("run", 1, 1, shards(1)))
-    assert own_broker.pid is not None
-    async with running(config) as daemon:
-        await installed.send(frames[:2])
-        await until(lambda: daemon.stats.records == 2)
-        os.kill(own_broker.pid, signal.SIGSTOP)
-        try:
-            await asyncio.sleep(1.5 * config.incomplete_after_s)
-        finally:
-            os.kill(own_broker.pid, signal.SIGCONT)
-        await installed.send(frames[2:])
-        await installed.dumps(1)
-
-    assert daemon.stats.incomplete_dumps == 0
-    installed.check("run", 1, shards(1))
 
 
 async def test_a_slot_with_wrong_content_is_a_dead_letter_and_the_right_one_still_completes(
@@ -253,70 +196,6 @@ async def test_a_full_disk_is_waited_for(installed: Installation) -> None:
     installed.check("run", 1, shards(1))
 
 
-async def test_a_try_that_fails_at_once_is_over_when_its_tensors_are_not_measured_any_more(
-    installed: Installation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, may_measure = FailingStore(installed.config.dump_path), threading.Event()
-
-    def measure(samples: Sequence[Mapping[str, Any]]) -> tuple[Metric, ...]:
-        may_measure.wait()
-        return compute_metrics(samples)
-
-    monkeypatch.setattr("rollcast.consumer.store.protocol.compute_metrics", measure)
-    try:
-        async with running(installed.config, store) as daemon:
-            await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
-            await until(lambda: store.failures_left == 1)
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(until(lambda: daemon.stats.retries > 0), 0.3)
-            may_measure.set()
-            await installed.dumps(1)
-    finally:
-        may_measure.set()
-
-
-class FullStore(LocalDumpStore):
-    """A store whose disk is full for ever."""
-
-    def publish(self, dump: Dump) -> PublishedDump:
-        raise OSError(28, "No space left on device")
-
-
-async def test_shutdown_while_the_disk_is_full_leaves_the_rollout_for_the_next_start(installed: Installation) -> None:
-    async with running(installed.config, FullStore(installed.config.dump_path)) as daemon:
-        await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
-        await until(lambda: daemon.stats.retries >= 1)
-
-    async with running(installed.config):
-        await installed.dumps(1)
-    installed.check("run", 1, shards(1))
-
-
-class BlockingStore(LocalDumpStore):
-    """A store that hangs in a write until it is released."""
-
-    def __init__(self, template: str) -> None:
-        super().__init__(template)
-        self.entered, self.released = threading.Event(), threading.Event()
-
-    def publish(self, dump: Dump) -> PublishedDump:
-        self.entered.set()
-        self.released.wait()
-        return super().publish(dump)
-
-
-async def test_shutdown_is_bounded_even_if_a_write_hangs(installed: Installation) -> None:
-    config = replace(installed.config, shutdown_timeout_s=0.5)
-    store = BlockingStore(config.dump_path)
-    await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
-    try:
-        with pytest.raises(ShutdownTimeoutError):
-            async with running(config, store):
-                await asyncio.to_thread(store.entered.wait)
-    finally:
-        store.released.set()
-
-
 async def test_a_record_that_alone_does_not_fit_into_memory_ends_the_daemon_with_a_sentence(
     installed: Installation,
 ) -> None:
@@ -330,87 +209,3 @@ async def test_a_record_that_alone_does_not_fit_into_memory_ends_the_daemon_with
     async with running(installed.config):
         await installed.dumps(1)
     installed.check("run", 1, shards(1))
-
-
-async def test_records_in_added_partitions_are_read(installed: Installation) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=installed.config.bootstrap_servers)
-    await admin.start()
-    try:
-        async with running(installed.config) as daemon:
-            await admin.create_partitions({installed.topics.records: NewPartitions(total_count=8)})
-            for rollout_id in range(8):
-                await installed.send(keyed("run", rollout_id, frames_of("run", 1, rollout_id, shards(rollout_id))))
-            await installed.dumps(8)
-    finally:
-        await admin.close()
-
-    assert daemon.stats.dumps == 8
-
-
-async def test_two_members_share_the_work_and_every_dump_is_right(installed: Installation) -> None:
-    async with running(installed.config), running(installed.config):
-        for rollout_id in range(8):
-            await installed.send(keyed("run", rollout_id, frames_of("run", 1, rollout_id, shards(rollout_id))))
-        announced = await installed.dumps(8)
-
-    assert {dump.rollout_id for dump in announced} == set(range(8))
-    for rollout_id in range(8):
-        installed.check("run", rollout_id, shards(rollout_id))
-
-
-async def test_a_committed_offset_that_the_broker_has_deleted_does_not_stop_the_rest(installed: Installation) -> None:
-    async with running(installed.config):
-        await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
-        await installed.dumps(1)
-    await installed.send(keyed("run", 1, [b"deleted before it was read"] * 5))
-    admin = AIOKafkaAdminClient(bootstrap_servers=installed.config.bootstrap_servers)
-    await admin.start()
-    try:
-        for partition in range(installed.config.partitions):
-            everything = RecordsToDelete(before_offset=-1)
-            await admin.delete_records({TopicPartition(installed.topics.records, partition): everything})
-    finally:
-        await admin.close()
-
-    async with running(installed.config) as daemon:
-        await installed.send(keyed("run", 1, frames_of("run", 2, 1, shards(2))))
-        await installed.dumps(2)
-
-    assert daemon.stats.dead_letters.total() == 0
-    installed.check("run", 1, shards(2))
-
-
-async def test_a_broker_that_is_killed_and_comes_back_costs_nothing(own_broker: JvmBroker, tmp_path: Path) -> None:
-    made = installation(own_broker.bootstrap_servers, tmp_path)
-    frames = keyed("run", 1, frames_of("run", 1, 1, shards(1), max_part_bytes=PART_BYTES))
-    async with running(made.config):
-        await made.send(frames[:5])
-        await asyncio.to_thread(own_broker.kill)
-        await asyncio.to_thread(own_broker.start)
-        await made.send(frames[5:])
-        await made.dumps(1)
-    made.check("run", 1, shards(1))
-
-
-@pytest.mark.parametrize("away_s", [0.5, 2.5])
-async def test_shutdown_while_the_broker_is_away_is_graceful(
-    own_broker: JvmBroker, tmp_path: Path, away_s: float
-) -> None:
-    daemon = Daemon(installation(own_broker.bootstrap_servers, tmp_path).config)
-    running = asyncio.create_task(daemon.run())
-    await daemon.ready.wait()
-    await asyncio.to_thread(own_broker.kill)
-    # The client's reaction to the loss is what may stand in the way; it has no event to wait for.
-    await asyncio.sleep(away_s)
-    daemon.shutdown()
-    async with asyncio.timeout(40):
-        await running
-
-
-async def test_shutdown_before_the_start_ends_the_run_at_once(tmp_path: Path) -> None:
-    daemon = Daemon(installation("127.0.0.1:1", tmp_path).config)
-    daemon.shutdown()
-    daemon.shutdown()
-
-    async with asyncio.timeout(5):
-        await daemon.run()

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from fixtures.frames import frames_of
-from fixtures.installation import Installation, installation, keyed, shards, until
+from fixtures.installation import Installation, installation, keyed, running, shards, until
 from fixtures.proxy import StallingProxy, proxy_to, send_the_daemon_through
 from rollcast.consumer import Daemon, LocalDumpStore
-from rollcast.consumer.broker import Broker
+from rollcast.consumer.broker import Broker, JvmBroker
 from rollcast.consumer.closing import CLOSE_TIMEOUT_S
 from rollcast.consumer.errors import ShutdownTimeoutError
 from rollcast.consumer.rollout import RolloutKey
@@ -166,3 +166,37 @@ async def test_a_daemon_stops_within_its_bound_while_the_group_makes_it_wait(
         assert not daemon.ready.is_set()
         silenced.shutdown()
         await holder
+
+
+async def test_shutdown_while_the_disk_is_full_leaves_the_rollout_for_the_next_start(installed: Installation) -> None:
+    async with running(installed.config, PhaseStore(installed.config.dump_path, "disk full")) as daemon:
+        await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
+        await until(lambda: daemon.stats.retries >= 1)
+
+    async with running(installed.config):
+        await installed.dumps(1)
+    installed.check("run", 1, shards(1))
+
+
+@pytest.mark.parametrize("away_s", [0.5, 2.5])
+async def test_shutdown_while_the_broker_is_away_is_graceful(
+    own_broker: JvmBroker, tmp_path: Path, away_s: float
+) -> None:
+    daemon = Daemon(installation(own_broker.bootstrap_servers, tmp_path).config)
+    task = asyncio.create_task(daemon.run())
+    await daemon.ready.wait()
+    await asyncio.to_thread(own_broker.kill)
+    # The client's reaction to the loss is what may stand in the way; it has no event to wait for.
+    await asyncio.sleep(away_s)
+    daemon.shutdown()
+    async with asyncio.timeout(40):
+        await task
+
+
+async def test_shutdown_before_the_start_ends_the_run_at_once(tmp_path: Path) -> None:
+    daemon = Daemon(installation("127.0.0.1:1", tmp_path).config)
+    daemon.shutdown()
+    daemon.shutdown()
+
+    async with asyncio.timeout(5):
+        await daemon.run()

@@ -18,10 +18,12 @@ import pytest
 import torch
 
 from fixtures.stored import KEY, MISSING, dump, payload_of
+from rollcast.consumer.metrics import Metric
 from rollcast.consumer.rollout import Missing, OffsetSpan
 from rollcast.consumer.store import Dump, LocalDumpStore, Manifest, PublishedDump
 from rollcast.consumer.store.files import LOCK_NAME, HashingWriter, sweep, temporary_beside
 from rollcast.consumer.store.manifest import read_manifest, worth_of
+from rollcast.consumer.store.steps import Step
 from rollcast.schemas import SHARD_SLOT
 
 
@@ -338,6 +340,29 @@ def test_a_file_gets_every_byte_and_the_digest_is_theirs(tmp_path: Path, last: i
     assert writer.size == sum(map(len, pieces))
     assert writer.sha256() == hashlib.sha256(b"".join(pieces)).hexdigest()
     assert threading.active_count() == threads
+
+
+def test_a_try_that_fails_is_over_only_when_its_tensors_are_not_measured_any_more(tmp_path: Path) -> None:
+    failed, may_measure = threading.Event(), threading.Event()
+
+    def fail(_step: Step) -> None:
+        failed.set()
+        raise OSError(errno.ENOSPC, "no room")
+
+    def measure() -> tuple[Metric, ...]:
+        may_measure.wait()
+        return ()
+
+    store = LocalDumpStore(f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt", at_step=fail)
+    with ThreadPoolExecutor(1) as pool:
+        trying = pool.submit(store.publish, replace(dump(), measure=measure))
+        try:
+            failed.wait()
+            with pytest.raises(TimeoutError):
+                trying.result(0.1)
+        finally:
+            may_measure.set()
+        assert isinstance(trying.exception(), OSError)
 
 
 def test_temporary_files_of_dead_writers_are_swept_and_those_of_living_ones_kept(tmp_path: Path) -> None:

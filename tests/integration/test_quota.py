@@ -20,7 +20,7 @@ from rollcast.producer.errors import SpoolFullError
 from rollcast.producer.quota import Quota
 from rollcast.producer.spool.folder import BundleName, SpoolFolder
 from rollcast.producer.spool.read import read_bundle
-from rollcast.producer.spool.usage import SpoolMeter, SpoolUsage, measure_spool
+from rollcast.producer.spool.usage import SpoolMeter, SpoolUsage
 
 
 def _config(spool: Path, **options: Any) -> PublisherConfig:
@@ -47,6 +47,10 @@ def _fill(folder: Path, size: int = 100) -> None:
     (folder / "tensors.safetensors").write_bytes(bytes(size))
 
 
+def _held(spool: Path) -> SpoolUsage:
+    return SpoolMeter(spool).measure().usage
+
+
 def _statuses(publisher: Publisher, count: int) -> list[str]:
     return [str(_publish(publisher, rollout_id).status) for rollout_id in range(count)]
 
@@ -62,7 +66,7 @@ def test_the_number_of_bundles_is_bounded_and_the_marks_of_drops_do_not_count(tm
         assert reason is not None
         assert reason.startswith("rank 0 (shard 0): spool full: the spool ")
         assert "max_spool_bundles is 2" in reason
-    held = measure_spool(tmp_path)
+    held = _held(tmp_path)
     assert (held.bundles, held.marks) == (2, 3)
 
 
@@ -72,7 +76,7 @@ def test_a_new_trainer_counts_what_the_spool_holds_already(tmp_path: Path) -> No
     first.close(0.5)
     second = _publisher(tmp_path, max_spool_bundles=2)
     assert second.stats.spool_bundles == 2
-    assert second.stats.spool_bytes == measure_spool(tmp_path).size > 0
+    assert second.stats.spool_bytes == _held(tmp_path).size > 0
     assert _publish(second, 2).status is PublishStatus.DROPPED
     second.close(0.2)
 
@@ -244,7 +248,7 @@ def test_measuring_again_and_again_finds_what_measuring_once_does(
             (committed / "records.avro").write_bytes(bytes(size))
         elif step == "retire" and committed.exists():
             shutil.rmtree(committed)
-        assert meter.measure().usage == measure_spool(root)
+        assert meter.measure().usage == _held(root)
 
 
 def test_policy_loss_calls_share_the_quota_and_never_wait(tmp_path: Path) -> None:
@@ -308,4 +312,4 @@ def test_a_bundle_that_is_renamed_while_the_spool_is_measured_is_counted_all_the
     renaming = threading.Thread(target=rename)
     renaming.start()
     while renaming.is_alive():
-        assert measure_spool(tmp_path) == SpoolUsage(100, 1)
+        assert _held(tmp_path) == SpoolUsage(100, 1)

@@ -26,18 +26,18 @@ def test_the_cuts_of_a_shard_are_those_of_its_samples(
         lengths = [(total, response, total) for total, response, _ in lengths]
     cuts = _cuts(layout, size, lengths)
     pieces = [pieces_of(layout, size, *sample) for sample in lengths]
-    for rank in (None, *range(size)):
+    for rank, wanted in enumerate((*range(size), None)):
         expected = []
         for number, sample in enumerate(pieces):
             reached = held = 0
             for tokens, holder in sample:
-                if holder == rank and tokens:
+                if holder == wanted and tokens:
                     expected.append([number, reached, held, tokens])
                     held += tokens
                 reached += tokens
         assert [run for run in cuts.runs(rank).T.tolist() if run[3]] == expected
-        held_tokens = [sum(tokens for tokens, holder in sample if holder == rank) for sample in pieces]
-        assert cuts.held[-1 if rank is None else rank].tolist() == held_tokens
+        held_tokens = [sum(tokens for tokens, holder in sample if holder == wanted) for sample in pieces]
+        assert cuts.held[rank].tolist() == held_tokens
 
 
 @pytest.mark.parametrize(

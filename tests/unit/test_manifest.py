@@ -19,7 +19,7 @@ HUGE, DEEP = 2**200, "[" * 1000 + "]" * 1000
 
 
 def manifest(made: Dump) -> Manifest:
-    return manifest_of(made, FILES)
+    return manifest_of(made, FILES, made.measure())
 
 
 def content(**changes: Any) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from rollcast.producer.copy import copy_own, receive_from, send_own
 from rollcast.producer.errors import RolloutDataError
 from rollcast.producer.parallel import ParallelLayout
 from rollcast.producer.plan import ShardRecords, make_plan
+from rollcast.producer.rank_order import RankOrder
 from rollcast.schemas.events import SHARD_SLOT
 from rollcast.schemas.tensors import tensor_bytes
 
@@ -84,9 +85,9 @@ def _in_order(filled: torch.Tensor, records: ShardRecords) -> torch.Tensor:
         file.write(filled.numpy().tobytes())
         file.flush()
         for column in records.columns:
-            if column.order is not None:
-                room = memoryview(bytearray(column.order.largest_block))
-                column.order.put_in_order(file.fileno(), column.offsets[0], room)
+            if isinstance(order := column.copied_by, RankOrder):
+                room = memoryview(bytearray(order.largest_block))
+                order.put_in_order(file.fileno(), column.offsets[0], room)
         file.seek(0)
         return torch.frombuffer(bytearray(file.read() or b" "), dtype=torch.uint8)[: len(filled)]
 

@@ -89,8 +89,8 @@ def _compare_tensors(where: str, a: torch.Tensor, b: torch.Tensor, tolerance: _T
         left, right = a.to(torch.float64), b.to(torch.float64)
         equal = torch.isclose(left, right, rtol=tolerance.rtol, atol=tolerance.atol, equal_nan=True)
     else:
-        width = max(a.element_size(), 1)
-        equal = (tensor_bytes(a).reshape(-1, width) == tensor_bytes(b).reshape(-1, width)).all(1).reshape(a.shape)
+        left, right = (tensor_bytes(each).reshape(-1, each.element_size()) for each in (a, b))
+        equal = (left == right).all(1).reshape(a.shape)
     unequal = (~equal).nonzero()
     if len(unequal):
         at = tuple(unequal[0].tolist())

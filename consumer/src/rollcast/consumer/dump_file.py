@@ -1,6 +1,5 @@
 """Reads dump files."""
 
-import hashlib
 import pickle
 import zipfile
 from collections.abc import Mapping
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from rollcast.consumer.errors import DumpFileError
+from rollcast.consumer.store.files import file_sha256
 from rollcast.consumer.store.manifest import Manifest, ManifestFile, manifest_path, parse_manifest
 from rollcast.consumer.store.reading import usable
 from rollcast.consumer.store.template import MANIFEST_SUFFIX
@@ -71,9 +71,9 @@ def described_in(path: Path) -> tuple[Manifest, ManifestFile] | None:
     """
     own = parse_manifest(manifest_path(path))
     others = path.parent.glob(f"*{MANIFEST_SUFFIX}") if own is None else ()
-    for manifest in (own, *map(usable, others)):
-        for file in manifest.files if manifest is not None else ():
-            if manifest is not None and file.name == path.name:
+    for manifest in filter(None, (own, *map(usable, others))):
+        for file in manifest.files:
+            if file.name == path.name:
                 return manifest, file
     return None
 
@@ -91,8 +91,7 @@ def check_against(path: Path, file: ManifestFile) -> None:
                 f"{path} does not match its manifest: it has {size} bytes, not {file.size}; "
                 "it was changed or cut after it was written"
             )
-        with path.open("rb") as opened:
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        digest = file_sha256(path)
     except OSError as exc:
         raise DumpFileError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     if digest != file.sha256:

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -230,12 +230,8 @@ def _vector(value: object) -> _Floats | None:
         return np.asarray(value.to(torch.float64).numpy())
     if isinstance(value, (list, tuple)):
         items = [_scalar(item) for item in value]
-        return np.array(items, np.float64) if _all_numbers(items) else None
+        return None if None in items else np.array(items, np.float64)
     return None
-
-
-def _all_numbers(items: Iterable[float | None]) -> bool:
-    return all(item is not None for item in items)
 
 
 def _scalar(value: object) -> float | None:

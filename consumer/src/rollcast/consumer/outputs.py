@@ -19,11 +19,6 @@ _MAX_VALUE_BYTES = 64 * 1024
 _MAX_REASON_CHARS = 2_000
 
 
-def now_ms() -> int:
-    """Returns Unix time in milliseconds."""
-    return time.time_ns() // 1_000_000
-
-
 def dead_letter(topic: str, partition: int, offset: int, *, key: bytes | None, value: bytes, reason: str) -> DeadLetter:
     """Returns the dead letter of a record; a long key or value is cut."""
     return DeadLetter(
@@ -34,7 +29,7 @@ def dead_letter(topic: str, partition: int, offset: int, *, key: bytes | None, v
         key=key[:_MAX_KEY_BYTES] if key is not None else None,
         value=value[:_MAX_VALUE_BYTES],
         value_bytes=len(value),
-        seen_at_ms=now_ms(),
+        seen_at_ms=time.time_ns() // 1_000_000,
     )
 
 

@@ -3,26 +3,25 @@
 import asyncio
 import logging
 from collections.abc import Sequence
-from concurrent.futures import Executor, wait
-from dataclasses import dataclass, replace
+from concurrent.futures import Executor
+from dataclasses import replace
 
 from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.brief import brief
 from rollcast.consumer.config import ConsumeConfig
 from rollcast.consumer.dead_letters import DeadLetters
 from rollcast.consumer.decisions import Complete
-from rollcast.consumer.errors import LayoutError
 from rollcast.consumer.gaps import Gaps
 from rollcast.consumer.intake import Intake
 from rollcast.consumer.outputs import Outputs
-from rollcast.consumer.restore import Restored, restore
+from rollcast.consumer.preparing import prepare
+from rollcast.consumer.restore import Restored
 from rollcast.consumer.retry import Retry
-from rollcast.consumer.rivals import parts_of, settle
-from rollcast.consumer.rollout import Place, Rollout, SlotCut
+from rollcast.consumer.rivals import parts_of
+from rollcast.consumer.rollout import Rollout, SlotCut
 from rollcast.consumer.stats import Stats
-from rollcast.consumer.store import Dump, DumpStore, Manifest, PublishedDump, dump_of
+from rollcast.consumer.store import Dump, DumpStore, Manifest, PublishedDump
 from rollcast.consumer.waiting import Waiting
-from rollcast.schemas import SamplePart
 
 _log = logging.getLogger("rollcast.consumer")
 
@@ -83,23 +82,22 @@ class Publishing:
     async def _publish(self, rollout: Rollout) -> list[Rollout]:
         loop = asyncio.get_running_loop()
         started_at = loop.time()
-        prepared = await loop.run_in_executor(self._pool, _prepare, rollout, self._config)
+        prepared = await loop.run_in_executor(self._pool, prepare, rollout, self._config)
         rollout, restored, dump = prepared.rollout, prepared.restored, prepared.dump
         if restored.problem is not None:
             await self._set_bad_aside(restored)
             await self._give_up(rollout, restored.problem)
             return []
-        refused = [each.cut for bad in restored.bad_slots for each in (bad.slot, *bad.slot.rivals)]
         if dump is None:
             await self._set_bad_aside(restored)
             if not self._assembler.awaits(rollout):
                 return []
-            decisions = self._assembler.reject(rollout.id, refused)
+            decisions = self._assembler.reject(rollout.id, prepared.refused)
             return [decision.rollout for decision in decisions if isinstance(decision, Complete)]
         if dump.missing:
             dump = replace(dump, gaps=self._gaps.beside(rollout.spans))
         try:
-            published = await loop.run_in_executor(self._pool, _keep, self._store, dump)
+            published = await loop.run_in_executor(self._pool, self._store.publish, dump)
         except OSError as exc:
             # Other rollouts go on meanwhile: it may be this one alone that can never be written.
             self._stats.retries += 1
@@ -110,7 +108,7 @@ class Publishing:
         # Not before, since all of this is done again if the dump cannot be written now.
         await self._set_bad_aside(restored)
         await self._letters.set_aside(prepared.wrong, "another part with its identity has the announced digest")
-        self._finish(rollout, complete=not dump.missing, refused=refused)
+        self._finish(rollout, complete=not dump.missing, refused=prepared.refused)
         self._report(rollout, dump, published)
         return []
 
@@ -146,44 +144,6 @@ class Publishing:
             return
         self._stats.dumps += 1
         _log.info("%s: %s -> %s", rollout.id, _summary(published.manifest), published.path)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Prepared:
-    """What became of a rollout that was handed out.
-
-    Attributes:
-        rollout: with the right parts.
-        restored: of it.
-        dump: of it, if it can be made.
-        wrong: parts that had the identity of the right ones.
-    """
-
-    rollout: Rollout
-    restored: Restored
-    dump: Dump | None
-    wrong: Sequence[tuple[SamplePart, Place]]
-
-
-def _prepare(handed_out: Rollout, config: ConsumeConfig) -> _Prepared:
-    rollout, wrong = settle(handed_out, config.limits)
-    restored = restore(rollout, config.limits)
-    dump = None
-    if restored.payload is not None:
-        try:
-            dump = dump_of(rollout, restored.payload, restored.missing, config.layout)
-        except LayoutError as exc:
-            restored = replace(restored, payload=None, problem=str(exc))
-    return _Prepared(rollout=rollout, restored=restored, dump=dump, wrong=wrong)
-
-
-def _keep(store: DumpStore, dump: Dump) -> PublishedDump:
-    try:
-        return store.publish(dump)
-    finally:
-        # A store that needs no metrics, or fails at once, returns while they still hold the rollout's tensors: its room
-        # would count as free and be taken, and tries that fail would come to hold one payload each.
-        wait([dump.metrics])
 
 
 def _summary(manifest: Manifest) -> str:

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,13 @@ from aiokafka.errors import KafkaError
 from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.config import ConsumeConfig
 from rollcast.consumer.decisions import Complete, Decision
-from rollcast.consumer.errors import ConsumeError, InvalidRecordError, LayoutError
+from rollcast.consumer.errors import ConsumeError, InvalidRecordError
+from rollcast.consumer.preparing import prepare
 from rollcast.consumer.replay import Replay
-from rollcast.consumer.restore import restore
-from rollcast.consumer.rivals import place_beside, settle
-from rollcast.consumer.rollout import Place, Rollout, RolloutKey
+from rollcast.consumer.rivals import place_beside
+from rollcast.consumer.rollout import Place, RolloutKey
 from rollcast.consumer.scratch import Scratch
-from rollcast.consumer.store import Dump, LocalDumpStore, Manifest, dump_of
+from rollcast.consumer.store import Dump, LocalDumpStore, Manifest
 from rollcast.consumer.store.manifest import digests_of
 from rollcast.consumer.topics import prepare_topics
 from rollcast.consumer.validity import check_event
@@ -197,27 +197,15 @@ class _Assembly:
         dumps = []
         pending = [decision.rollout for decision in decisions if isinstance(decision, Complete)]
         while pending:
-            rollout, _ = settle(pending.pop(), self._config.limits)
-            restored = restore(rollout, self._config.limits)
-            if restored.payload is not None:
-                dumps += self._finish(rollout, restored.payload)
-            elif restored.problem is not None:
-                self._give_up(rollout, restored.problem)
+            prepared = prepare(pending.pop(), self._config)
+            identity, problem = prepared.rollout.id, prepared.restored.problem
+            if prepared.dump is not None:
+                self._assembler.finish(identity, complete=True)
+                dumps.append(prepared.dump)
+            elif problem is not None:
+                self._assembler.finish(identity, complete=True)
+                self._problems[identity.rollout_id] = problem
             else:
-                refused = [each.cut for bad in restored.bad_slots for each in (bad.slot, *bad.slot.rivals)]
-                again = self._assembler.reject(rollout.id, refused)
+                again = self._assembler.reject(identity, prepared.refused)
                 pending += [decision.rollout for decision in again if isinstance(decision, Complete)]
         return dumps
-
-    def _finish(self, rollout: Rollout, payload: Mapping[str, Any]) -> list[Dump]:
-        try:
-            dump = dump_of(rollout, payload, rollout.missing, self._config.layout)
-        except LayoutError as exc:
-            self._give_up(rollout, str(exc))
-            return []
-        self._assembler.finish(rollout.id, complete=True)
-        return [dump]
-
-    def _give_up(self, rollout: Rollout, problem: str) -> None:
-        self._assembler.finish(rollout.id, complete=True)
-        self._problems[rollout.id.rollout_id] = problem

@@ -1,6 +1,5 @@
 """Whether dumps are what their manifests say."""
 
-import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from pathlib import Path
 from rollcast.consumer.dump_file import check_against, described_in, load_dump, samples_of
 from rollcast.consumer.errors import DumpFileError
 from rollcast.consumer.store.aside import unknown_digest
+from rollcast.consumer.store.files import file_sha256
 from rollcast.consumer.store.manifest import Manifest, parse_manifest
 from rollcast.consumer.store.template import MANIFEST_SUFFIX
 from rollcast.schemas import TRAIN_STREAM
@@ -106,8 +106,7 @@ def _verify_undescribed(path: Path) -> Verdict:
     if told is None:
         return Verdict(path, None, "no usable manifest describes it; only dumps that rollcast consume writes have one")
     try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = file_sha256(path)
     except OSError as exc:
         return Verdict(path, None, f"it cannot be read: {exc.strerror or exc}")
     if not digest.startswith(told):

@@ -2,13 +2,14 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from rollcast.producer.committer import CommitJob, Committer
 from rollcast.producer.copy import copy_own
 from rollcast.producer.plan import make_plan
 from rollcast.producer.result import DropReason, PublishResult, PublishStatus, drop_reason_of
-from rollcast.producer.session import Session, alone
+from rollcast.producer.session import Session
 from rollcast.producer.spool.folder import BundleName
 from rollcast.producer.spool.usage import SpoolUsage
 from rollcast.producer.stats import Counters
@@ -35,7 +36,8 @@ class AlonePublisher:
         name = BundleName(number, session.attempt, f"loss{rank}")
         bundle = None
         try:
-            plan = make_plan(make_data(), alone(session.layout))
+            sharing_nothing = replace(session.layout, context_parallel_rank=0, context_parallel_size=1)
+            plan = make_plan(make_data(), sharing_nothing)
             # Not waited for: there are many of them in a step, and each would hold up this rank's peers.
             session.quota.await_room(plan.data_bytes, 1, session.rollout_key(name), 0.0)
             bundle = session.start_bundle(name, plan)

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollcast.producer.context_parallel import ContextLayout
-from rollcast.producer.destination import destination_of
 from rollcast.producer.errors import ProducerError
+from rollcast.producer.spool.folder import destination_of
 from rollcast.schemas.addresses import check_bootstrap_servers
 from rollcast.schemas.limits import DEFAULT_MAX_PART_BYTES
 from rollcast.schemas.parts import MIN_PART_BYTES

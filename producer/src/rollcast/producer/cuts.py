@@ -48,20 +48,21 @@ class Cuts:
         held = np.array([self._chunks(rank)[1].sum(axis=0) for rank in range(self.size)], np.int64)
         return np.vstack([held, self.responses - held.sum(axis=0)])
 
-    def runs(self, rank: int | None) -> IntArray:
+    def runs(self, rank: int) -> IntArray:
         """Returns the runs of response tokens that a rank holds, by sample, in the order in which it holds them.
 
         Args:
-            rank: None for the tokens that no rank holds.
+            rank: `size` for the tokens that no rank holds.
 
         Returns:
             Four rows: sample, first token in the response, first token in what the rank holds, number of tokens.
         """
-        if rank is None:
-            # Without a prompt no logit predicts the first token.
-            samples = np.flatnonzero((self.totals == self.responses) & (self.responses > 0) & (self.size > 1))
-            return np.stack([samples, np.zeros_like(samples), np.zeros_like(samples), np.ones_like(samples)])
-        first, tokens = self._chunks(rank)
+        if rank == self.size:
+            # Without a prompt no logit predicts the first token; all others are held.
+            tokens = self.held[rank:]
+            first = np.zeros_like(tokens)
+        else:
+            first, tokens = self._chunks(rank)
         samples = np.broadcast_to(np.arange(len(self.totals)), tokens.shape)
         held = np.cumsum(tokens, axis=0) - tokens
         return np.stack([samples, first, held, tokens]).transpose(0, 2, 1).reshape(4, -1)

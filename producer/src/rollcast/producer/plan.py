@@ -92,8 +92,8 @@ class PlannedColumn:
         shapes: shape of each whole tensor.
         sizes: bytes of each whole tensor.
         offsets: where each begins in the data of the tensor file, right behind the one before.
-        owners: the context-parallel rank that copies each, in ascending order; None where each copies a part.
-        order: in which the ranks put their parts until the bundle is committed; None where each tensor has an owner.
+        copied_by: the context-parallel rank that copies each, in ascending order; where each rank copies a part of
+            every tensor, the order in which they put their parts until the bundle is committed.
     """
 
     name: str
@@ -104,8 +104,7 @@ class PlannedColumn:
     shapes: Sequence[tuple[int, ...]]
     sizes: Sequence[int]
     offsets: Sequence[int]
-    owners: Sequence[int] | None
-    order: RankOrder | None
+    copied_by: list[int] | RankOrder
 
     def tensors(self) -> Iterator[PlannedTensor]:
         """Yields the tensors in file order."""
@@ -120,10 +119,9 @@ class PlannedColumn:
 
     def runs(self, rank: int) -> list[Run]:
         """Returns what a rank copies."""
-        if self.order is not None:
-            return self.order.runs(rank, self.offsets[0])
-        assert self.owners is not None  # noqa: S101  # one of the two is there
-        first, last = bisect_left(self.owners, rank), bisect_right(self.owners, rank)
+        if isinstance(self.copied_by, RankOrder):
+            return self.copied_by.runs(rank, self.offsets[0])
+        first, last = bisect_left(self.copied_by, rank), bisect_right(self.copied_by, rank)
         if first == last:
             return []
         return [Run(first, last, self.offsets[first], self.offsets[last - 1] + self.sizes[last - 1])]
@@ -158,7 +156,8 @@ class ShardRecords:
         """
         found, passed = [np.empty((3, 0), np.int64)], 0
         for column in self.columns if columns is None else columns:
-            held = np.array(column.sizes, np.int64) if column.order is None else column.order.sizes[rank]
+            order = column.copied_by
+            held = order.sizes[rank] if isinstance(order, RankOrder) else np.array(column.sizes, np.int64)
             for first, last, start, _ in column.runs(rank):
                 sizes = held[first:last]
                 found.append(np.stack([np.arange(first, last) + passed, start + np.cumsum(sizes) - sizes, sizes]))
@@ -355,8 +354,7 @@ class _Builder:
                 shapes=shapes,
                 sizes=sizes,
                 offsets=offsets,
-                owners=None if is_split else self._owners(sizes),
-                order=self._order_of(sizes) if is_split else None,
+                copied_by=self._order_of(sizes) if is_split else self._owners(sizes),
             )
         )
         kinds = [dtype_name(dtype) for dtype in (dtypes if len({*dtypes}) > 1 else dtypes[:1])]

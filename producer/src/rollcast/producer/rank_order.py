@@ -122,7 +122,7 @@ class RankOrder:
         whole = self.sizes.sum(axis=0)
         begins = np.cumsum(whole) - whole
         found = []
-        for starts, rank in zip(self.starts, (*range(self.cuts.size), None), strict=True):
+        for rank, starts in enumerate(self.starts):
             samples, first, held, tokens = self.cuts.runs(rank)
             row_bytes = self.row_bytes[samples]
             runs = [begins[samples] + first * row_bytes, starts[samples] + held * row_bytes, tokens * row_bytes]

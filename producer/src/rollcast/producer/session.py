@@ -2,7 +2,7 @@
 
 import logging
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
@@ -195,11 +195,6 @@ def _in_place(config: PublisherConfig, places: list[list[int]]) -> bool:
     if config.context_parallel_restore != "auto":
         return config.context_parallel_restore == "in_place"
     return all(place == places[0] for place in places)
-
-
-def alone(layout: ParallelLayout) -> ParallelLayout:
-    """Returns the layout of a rank that shares nothing with its peers."""
-    return replace(layout, context_parallel_rank=0, context_parallel_size=1)
 
 
 def _now_ms() -> int:

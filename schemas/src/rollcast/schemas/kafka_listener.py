@@ -34,9 +34,7 @@ class Listener:
         """The value of `ROLLCAST_SECURITY_PROTOCOL` that it takes."""
         if self.sasl is None:
             return "SSL or SASL_SSL"
-        return {(False, False): "PLAINTEXT", (False, True): "SASL_PLAINTEXT", (True, False): "SSL"}.get(
-            (self.tls, self.sasl), "SASL_SSL"
-        )
+        return f"{'SASL_' if self.sasl else ''}{'SSL' if self.tls else 'PLAINTEXT'}"
 
 
 async def find_listener(host: str, port: int, security: KafkaSecurity, timeout_s: float) -> Listener | None:

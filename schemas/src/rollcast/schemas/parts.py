@@ -11,7 +11,7 @@ import xxhash
 from rollcast.schemas.codec import DELTA_PLANES, RAW, Bytes, compress, decompress_into
 from rollcast.schemas.dtypes import ITEM_BYTES, PACKED_VALUE, item_bytes
 from rollcast.schemas.errors import ContractError, LimitError, ShardContentError
-from rollcast.schemas.events import Column, PlainValue, SamplePart, TensorSlice
+from rollcast.schemas.events import Column, SamplePart, TensorSlice
 from rollcast.schemas.framing import check_value, decode_value, encode_column, encode_value
 from rollcast.schemas.limits import DEFAULT_LIMITS, DEFAULT_MAX_PART_BYTES, Limits
 
@@ -371,12 +371,8 @@ def unpack_large_values(columns: Iterable[Column], limits: Limits = DEFAULT_LIMI
         DecodeError: a packed value is corrupt or above `limits`.
     """
     return [
-        Column(column.name, column.leaf, _unpacked(column.value.data, limits))
+        Column(column.name, column.leaf, decode_value(bytes(column.value.data), limits))
         if isinstance(column.value, TensorSlice) and column.value.dtype == PACKED_VALUE
         else column
         for column in columns
     ]
-
-
-def _unpacked(data: bytes | memoryview, limits: Limits) -> PlainValue:
-    return decode_value(bytes(data), limits)

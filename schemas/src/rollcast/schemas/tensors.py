@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import prod
 from operator import attrgetter
 from typing import Any
@@ -259,7 +260,7 @@ def unflatten(columns: Sequence[Column], *, copy: bool = True) -> dict[str, Any]
         elif column.leaf:
             raise DecodeError(f"column {column.name!r}: leaf {column.leaf} is not a tensor")
         if column.leaf == 0:
-            plain[column.name] = tensors.get(key) if key in tensors else column.value
+            plain[column.name] = tensors.get(key, column.value)
     unused = {key for key in tensors if key[1]}
     values = {name: _restore(name, value, tensors, unused) for name, value in plain.items()}
     if unused:
@@ -301,19 +302,6 @@ def columns_of(values: Iterable[tuple[str, object]]) -> list[Column]:
         for column, tensor in flatten(name, value):
             if tensor is not None and isinstance(column.value, TensorSlice):
                 data = tensor_bytes(tensor.cpu()).numpy().data
-                column = Column(name, column.leaf, with_data(column.value, data))
+                column = Column(name, column.leaf, replace(column.value, data=data))
             columns.append(column)
     return columns
-
-
-def with_data(announced: TensorSlice, data: bytes | memoryview) -> TensorSlice:
-    """Returns the announced slice with its raw bytes."""
-    return TensorSlice(
-        dtype=announced.dtype,
-        shape=announced.shape,
-        total_bytes=announced.total_bytes,
-        offset=0,
-        slice_bytes=announced.total_bytes,
-        codec=RAW,
-        data=data,
-    )

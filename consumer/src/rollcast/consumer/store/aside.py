@@ -1,7 +1,6 @@
 """What stood under a name before another file gets it, kept under a second name."""
 
 import errno
-import hashlib
 import logging
 import os
 import re
@@ -9,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from rollcast.consumer.store.files import write_durably
+from rollcast.consumer.store.files import file_sha256, write_durably
 from rollcast.consumer.store.manifest import Manifest, manifest_path
 from rollcast.consumer.store.template import PathTemplate
 
@@ -45,8 +44,7 @@ def keep_unknown(template: PathTemplate, path: Path, sha256: str) -> None:
     if not path.exists() or path.stat().st_nlink > 1:
         # A second name is that of `keep_aside`, before a crash.
         return
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    digest = file_sha256(path)
     if digest != sha256:
         aside = template.beside(path, f"unknown-{digest[:_DIGEST_CHARS]}")
         _log.warning("%s is kept as %s: no manifest tells what it is", path, aside.name)

@@ -46,7 +46,7 @@ def write_durably(path: Path, write: Callable[[IO[bytes]], object]) -> None:
     """
     with temporary_beside(path) as (temporary, file):
         write(file)
-        settle(file)
+        sync_file(file)
         temporary.replace(path)
     sync_directory(path.parent)
 
@@ -75,7 +75,7 @@ def locked(directory: Path) -> Iterator[None]:
         yield
 
 
-def settle(file: IO[bytes]) -> None:
+def sync_file(file: IO[bytes]) -> None:
     """Returns when the bytes of the file are on the disk."""
     file.flush()
     os.fsync(file.fileno())
@@ -88,6 +88,12 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def file_sha256(path: Path) -> str:
+    """Returns the digest of a file, hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def make_directory(directory: Path) -> None:

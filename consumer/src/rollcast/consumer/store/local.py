@@ -4,7 +4,7 @@ import errno
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 
 from rollcast.consumer.config import ConsumeConfig, Layout, fixed_directory
 from rollcast.consumer.layout import DumpFile
+from rollcast.consumer.metrics import Metric
 from rollcast.consumer.retention import Retention
 from rollcast.consumer.rollout import RolloutId, RolloutKey
 from rollcast.consumer.store.aside import keep_aside, keep_unknown
@@ -20,9 +21,9 @@ from rollcast.consumer.store.files import (
     HashingWriter,
     locked,
     make_directory,
-    settle,
     sweep,
     sync_directory,
+    sync_file,
     temporary_beside,
     write_durably,
 )
@@ -109,16 +110,18 @@ class LocalDumpStore:
             return better
         base = self._named(self._template.base(dump.rollout.id), dump)
         make_directory(base.parent)
-        with ExitStack() as stack:
+        # The thread's end is waited for also where a file cannot be written: till then it holds the rollout's tensors.
+        with ThreadPoolExecutor(1, "rollcast-measure") as thread, ExitStack() as stack:
+            measuring = thread.submit(dump.measure)
             written = [stack.enter_context(self._written(dump, file)) for file in dump.files]
             self._at_step(Step.WRITTEN)
             # Not under the lock, which other daemons wait for.
-            wait([dump.metrics])
+            metrics = measuring.result()
             with locked(base.parent):
                 if (better := self._better(dump)) is not None:
                     return better
                 goes = self._removal.plan(dump, sum(each.entry.size for each in written))
-                published = self._replace(base, dump, written)
+                published = self._replace(base, dump, written, metrics)
         self._removal.remove(dump.rollout.id.run_id, goes)
         return published
 
@@ -171,11 +174,13 @@ class LocalDumpStore:
             self._at_step(Step.BEGUN)
             with HashingWriter(opened) as writer:
                 _save(file, writer)
-            settle(opened)
+            sync_file(opened)
             entry = ManifestFile(name=path.name, rank=file.rank, sha256=writer.sha256(), size=writer.size)
             yield _Written(path=path, temporary=temporary, entry=entry)
 
-    def _replace(self, base: Path, dump: Dump, written: Sequence["_Written"]) -> PublishedDump:
+    def _replace(
+        self, base: Path, dump: Dump, written: Sequence["_Written"], metrics: tuple[Metric, ...]
+    ) -> PublishedDump:
         """Gives the written files their names; the caller holds the folder's lock."""
         replaced = usable(manifest_path(base))
         if replaced is not None:
@@ -189,7 +194,7 @@ class LocalDumpStore:
             self._at_step(Step.NAMED)
         sync_directory(base.parent)
         self._at_step(Step.NAMES_SYNCED)
-        manifest = manifest_of(dump, tuple(each.entry for each in written))
+        manifest = manifest_of(dump, tuple(each.entry for each in written), metrics)
         text = manifest.to_json().encode()
         write_durably(manifest_path(base), lambda file: file.write(text))
         self._at_step(Step.PUBLISHED)

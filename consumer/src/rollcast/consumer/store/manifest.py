@@ -209,8 +209,8 @@ def _own_columns_of(dump: Dump) -> int:
     return sum(shard.data_parallel_rank not in refused for shard in whole)
 
 
-def manifest_of(dump: Dump, files: tuple[ManifestFile, ...]) -> Manifest:
-    """Returns the manifest of a dump whose files were just written."""
+def manifest_of(dump: Dump, files: tuple[ManifestFile, ...], metrics: tuple[Metric, ...]) -> Manifest:
+    """Returns the manifest of a dump whose files were just written, and that was measured."""
     rollout = dump.rollout
     events = [shard.event for shard in rollout.shards if shard.event is not None]
     return Manifest(
@@ -227,7 +227,7 @@ def manifest_of(dump: Dump, files: tuple[ManifestFile, ...]) -> Manifest:
         digests=digests_of(rollout),
         files=files,
         written_at_ms=time.time_ns() // 1_000_000,
-        metrics=dump.metrics.result(),
+        metrics=metrics,
         missing=dump.missing,
         gaps=dump.gaps,
         versions=_versions(),

@@ -1,7 +1,6 @@
 """The seam between the daemon and the place where dumps are kept."""
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -25,7 +24,7 @@ class Dump:
         files: what is kept, at least one file; each has a rank of its own.
         sample_count: samples in all files.
         missing: what it lacks; empty for a complete dump.
-        metrics: its metrics, which may still be computed while the files are written.
+        measure: computes its metrics; CPU work, about as long as writing the files.
         gaps: offsets of its partitions that could not be read, where something is missing.
     """
 
@@ -33,12 +32,12 @@ class Dump:
     files: tuple[DumpFile, ...]
     sample_count: int
     missing: Missing
-    metrics: Future[tuple[Metric, ...]]
+    measure: Callable[[], tuple[Metric, ...]]
     gaps: tuple[OffsetSpan, ...] = ()
 
 
 def dump_of(rollout: Rollout, payload: Mapping[str, Any], missing: Missing, layout: Layout) -> Dump:
-    """Returns the dump of a rollout that was restored to this payload; a thread of its own computes the metrics.
+    """Returns the dump of a rollout that was restored to this payload.
 
     Raises:
         LayoutError: the layout cannot hold it.
@@ -49,15 +48,8 @@ def dump_of(rollout: Rollout, payload: Mapping[str, Any], missing: Missing, layo
         files=files_of(layout, payload, rollout),
         sample_count=len(samples),
         missing=missing,
-        metrics=_in_background(lambda: compute_metrics(samples) if trained else ()),
+        measure=lambda: compute_metrics(samples) if trained else (),
     )
-
-
-def _in_background(measure: Callable[[], tuple[Metric, ...]]) -> Future[tuple[Metric, ...]]:
-    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollcast-measure")
-    metrics = thread.submit(measure)
-    thread.shutdown(wait=False)
-    return metrics
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,6 +91,8 @@ class DumpStore(Protocol):
 
     def publish(self, dump: Dump) -> PublishedDump:
         """Makes a dump durable under its final name, and returns it; or the better one that is there already.
+
+        Afterwards, whatever became of it, nothing here uses its tensors: their room is given away.
 
         Raises:
             OSError: it could not; what was there before is untouched.

@@ -27,7 +27,8 @@ _EXAMPLE_BY_SHARD = "for example 'dumps/{run_id}/{rollout_id}_{rank}.pt'"
 _WORDS = ("incomplete", "attempt-1", "unknown-0")
 # Zeros keep a number a number, so that names stay distinct; 19 digits are those of the largest.
 _PADDING = re.compile(r"0(?:[1-9]|1[0-9])d")
-_Pieces = list[tuple[str, str | None]]
+_Pieces = list[tuple[str, str | None, str | None, str | None]]
+"""Text, and what follows it: the name of a placeholder, its format and its conversion; None at the end."""
 
 
 class PathTemplate:
@@ -49,10 +50,7 @@ class PathTemplate:
     def __init__(self, template: str, *, several_files: bool = False) -> None:
         self.template = template
         self._pieces = _pieces_of(template)
-        self._padding = next(
-            (spec or "" for _, name, spec, _ in Formatter().parse(template) if name == "rollout_id"), ""
-        )
-        fields = [name for _, name in self._pieces if name is not None]
+        fields = [name for _, name, *_ in self._pieces if name is not None]
         self._several_attempts = "attempt" in fields
         for name in ("run_id", "rollout_id", *["rank"] * several_files):
             if name not in fields:
@@ -66,7 +64,7 @@ class PathTemplate:
                 f"dump path {template!r} needs one {{rollout_id}}, at most one {{rank}} and {{attempt}}, all of them "
                 f"after {{run_id}}; {_EXAMPLE}"
             )
-        folder = [name for _, name in _split(str(Path(template).parent))]
+        folder = [name for _, name, *_ in _split(str(Path(template).parent))]
         for name in _IN_FILE_NAME:
             if name in folder:
                 raise TemplateError(f"dump path {template!r} has {{{name}}} in a folder's name; put it into the file's")
@@ -93,7 +91,7 @@ class PathTemplate:
         base = self._with(self.base(RolloutId(key.run_id, 0, key.rollout_id, key.stream)), word)
         if not self._several_attempts or policy_loss_rank(key.stream) is not None:
             return [base]
-        pattern = self._with(Path(self._fill(self._values(key, rank="rank", attempt="*"), _glob_escape)), word).name
+        pattern = self._with(Path(self._fill(key, rank="rank", attempt="*", literal=_glob_escape)), word).name
         found = {
             path.name.removesuffix(suffix)
             for suffix in (MANIFEST_SUFFIX, TOMBSTONE_SUFFIX)
@@ -118,29 +116,28 @@ class PathTemplate:
         return [*dumps, *(calls for path in dumps for pattern in patterns for calls in path.glob(pattern))]
 
     def _path(self, key: RolloutKey, *, rank: str, attempt: str) -> Path:
-        values = self._values(key, rank=rank, attempt=attempt)
-        path = Path(self._fill(values)).absolute()
+        path = Path(self._fill(key, rank=rank, attempt=attempt)).absolute()
         calling_rank = policy_loss_rank(key.stream)
         if calling_rank is None:
             return path
         # Where the runs share a folder, the calls of each get one of their own.
         runs_apart = "{run_id}" in str(Path(self.template).parent)
-        folder = path.parent if runs_apart else path.parent / values["run_id"]
+        folder = path.parent if runs_apart else path.parent / file_name_for(key.run_id)
         return folder / POLICY_LOSS_FOLDER / f"rank_{calling_rank}_call_{key.rollout_id}.pt"
-
-    def _values(self, key: RolloutKey, *, rank: str, attempt: str) -> dict[str, str]:
-        return {
-            "run_id": file_name_for(key.run_id),
-            "rollout_id": format(key.rollout_id, self._padding),
-            "rank": rank,
-            "attempt": attempt,
-        }
 
     def _with(self, path: Path, word: str | None) -> Path:
         return path if word is None else self.beside(path, word)
 
-    def _fill(self, values: dict[str, str], literal: Callable[[str], str] = str) -> str:
-        return "".join(literal(text) + (values[name] if name else "") for text, name in self._pieces)
+    def _fill(self, key: RolloutKey, *, rank: str, attempt: str, literal: Callable[[str], str] = str) -> str:
+        values = {
+            "run_id": file_name_for(key.run_id),
+            "rollout_id": key.rollout_id,
+            "rank": rank,
+            "attempt": attempt,
+        }
+        return "".join(
+            literal(text) + (format(values[name], spec or "") if name else "") for text, name, spec, _ in self._pieces
+        )
 
     def _dump_directories(self, run_id: str) -> list[Path]:
         directory = Path(self.template).parent
@@ -150,7 +147,7 @@ class PathTemplate:
         for part in parts:
             if pattern or "{" in part:
                 stands_for = {"run_id": run_id, "rollout_id": "*", None: ""}
-                pattern.append("".join(_glob_escape(text) + stands_for[name] for text, name in _split(part)))
+                pattern.append("".join(_glob_escape(text) + stands_for[name] for text, name, *_ in _split(part)))
             else:
                 fixed /= part
         found = fixed.glob("/".join(pattern)) if pattern else [fixed]
@@ -162,9 +159,9 @@ class PathTemplate:
         any_run = ".+"
         pattern = "".join(
             re.escape(text) + (any_run if field == "run_id" else r"-?\d+" if field else "")
-            for text, field in _split(name)
+            for text, field, *_ in _split(name)
         )
-        example = "".join(text + ("7" if field else "") for text, field in _split(name))
+        example = "".join(text + ("7" if field else "") for text, field, *_ in _split(name))
         dump = Path(self.template).with_name(example)
         for word in _WORDS:
             beside = self.beside(dump, word).name
@@ -178,10 +175,10 @@ class PathTemplate:
 
 def _pieces_of(template: str) -> _Pieces:
     try:
-        parsed = list(Formatter().parse(template))
+        pieces = _split(template)
     except ValueError as exc:
         raise TemplateError(f"dump path {template!r} is not a template: {exc}; {_EXAMPLE}") from exc
-    for index, (text, name, spec, conversion) in enumerate(parsed):
+    for index, (text, name, spec, conversion) in enumerate(pieces):
         if name is None:
             continue
         if name not in ("run_id", *_NUMBERS):
@@ -197,11 +194,11 @@ def _pieces_of(template: str) -> _Pieces:
                 f"dump path {template!r} has nothing but digits between two placeholders, so that two rollouts could "
                 f"get one name; separate them, {_EXAMPLE}"
             )
-    return _split(template)
+    return pieces
 
 
 def _split(text: str) -> _Pieces:
-    return [(literal, name) for literal, name, _, _ in Formatter().parse(text)]
+    return list(Formatter().parse(text))
 
 
 def _glob_escape(text: str) -> str:

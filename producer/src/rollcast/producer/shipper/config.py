@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from rollcast.producer.destination import destination_of
 from rollcast.producer.errors import ShipperError
+from rollcast.producer.spool.folder import destination_of
 from rollcast.schemas.addresses import check_bootstrap_servers
 from rollcast.schemas.kafka_security import KafkaSecurity
 from rollcast.schemas.limits import DEFAULT_LIMITS, DEFAULT_MAX_PART_BYTES

@@ -11,7 +11,7 @@ from typing import Any
 
 from rollcast.producer.errors import SpoolError
 
-PATTERN = ".stats-*.json"
+_PATTERN = ".stats-*.json"
 _MAX_FILE_BYTES = 64 * 1024
 _MAX_WRITERS = 64
 _MAX_REASONS = 16
@@ -67,7 +67,7 @@ def read_publisher_stats(spool: Path) -> list[WriterStats]:
 
 def _matches(spool: Path) -> list[Path]:
     try:
-        return list(spool.glob(PATTERN))
+        return list(spool.glob(_PATTERN))
     except OSError:
         return []
 

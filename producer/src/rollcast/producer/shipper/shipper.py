@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import time
 from collections import Counter
 from collections.abc import Awaitable
@@ -22,7 +21,7 @@ from rollcast.producer.shipper.opening import DeadlyBundleError, Opening
 from rollcast.producer.shipper.refusal import refusal_of
 from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.shipper.topic import RecordsTopic, part_limit
-from rollcast.producer.spool.folder import SpoolFolder
+from rollcast.producer.spool.folder import SpoolFolder, is_folder
 from rollcast.producer.spool.read import Bundle
 from rollcast.schemas.errors import ContractError
 from rollcast.schemas.events import DpShard
@@ -139,7 +138,7 @@ class Shipper:
             return self._spool.has_trainers()
         except OSError:
             # Where the folder itself was removed nobody is left; else something waits, or will soon.
-            return os.path.isdir(self._spool.path)  # noqa: PTH112  # unlike Path, it raises nothing
+            return is_folder(self._spool.path)
 
     async def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

@@ -34,6 +34,11 @@ _DESTINATION = ".destination"
 _FILLING, _MARKING, _LEAVING = ".filling", ".marking", ".leaving"
 
 
+def destination_of(bootstrap_servers: str, topic_prefix: str) -> str:
+    """Returns the name of where records go, Kafka's address and the topic prefix."""
+    return f"{topic_prefix}@{bootstrap_servers}"
+
+
 @dataclass(frozen=True, order=True, slots=True)
 class BundleName:
     """Name of a bundle's folder, `<number>-a<attempt>-<source>`; sorts in rollout order.
@@ -139,7 +144,7 @@ class SpoolFolder:
         found: list[tuple[BundleName, Path]] = []
         with contextlib.suppress(FileNotFoundError):
             for run in self.path.iterdir():
-                if run.is_dir() and not run.name.startswith(".") and destination in (None, _destination_of(run)):
+                if run.is_dir() and not run.name.startswith(".") and destination in (None, _noted_destination(run)):
                     found += _bundles_in(run)
         return sorted(found)
 
@@ -242,7 +247,7 @@ def _bundles_in(run: Path) -> list[tuple[BundleName, Path]]:
     return []
 
 
-def _destination_of(run: Path) -> str | None:
+def _noted_destination(run: Path) -> str | None:
     # Whatever else stands there is no destination of ours.
     with contextlib.suppress(OSError):
         return (run / _DESTINATION).read_text(errors="replace")

@@ -17,6 +17,7 @@ import torch
 from rollcast.producer.errors import SpoolError, SpoolFullError
 from rollcast.producer.mover import can_pin, pin, unpin
 from rollcast.producer.plan import PlannedColumn, ShardRecords
+from rollcast.producer.rank_order import RankOrder
 from rollcast.producer.spool.pool import MAX_POOL_FILES, TensorPool
 from rollcast.producer.spool.read import HEAD_LENGTH_BYTES
 
@@ -83,7 +84,11 @@ def _entries(columns: Sequence[PlannedColumn]) -> Iterator[str]:
 def finish_tensor_file(path: Path, records: ShardRecords) -> None:
     """Adds the head, and puts what context-parallel ranks have copied in order."""
     head = head_for(records.columns)
-    split = [(column.order, len(head) + column.offsets[0]) for column in records.columns if column.order is not None]
+    split = [
+        (order, len(head) + column.offsets[0])
+        for column in records.columns
+        if isinstance(order := column.copied_by, RankOrder)
+    ]
     # Once for all, for new memory costs as much as the bytes. From the start of a page: into memory that begins a few
     # bytes behind one, as Python's own does, some processors read a file at a third of the speed.
     room = memoryview(mmap.mmap(-1, max([1, *(order.largest_block for order, _ in split)]), flags=mmap.MAP_PRIVATE))

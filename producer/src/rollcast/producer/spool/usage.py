@@ -107,11 +107,6 @@ class SpoolMeter:
         return found, committed, is_stable
 
 
-def measure_spool(root: Path) -> SpoolUsage:
-    """Returns what a spool holds; for who measures it once."""
-    return SpoolMeter(root).measure().usage
-
-
 def is_mark(bundle: Path) -> bool:
     """Tells whether a committed bundle has no content: it is the mark of a dropped rollout."""
     return not (bundle / TENSORS_NAME).exists()
