@@ -51,14 +51,36 @@ CONSUME = ["--bootstrap", NOBODY, "--dump-path", "{run_id}/{rollout_id}.pt"]
     ],
 )
 def test_a_missing_extra_is_one_sentence_with_the_way_that_the_readme_installs_it(
-    hidden: str, arguments: Sequence[str], name: str, extra: str
+    tmp_path: Path, hidden: str, arguments: Sequence[str], name: str, extra: str
 ) -> None:
-    program = f"import sys; sys.modules[{hidden!r}] = None; from rollcast.consumer.cli import main; main()"
-    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    for file in ("a.pt", "b.pt"):
+        (tmp_path / file).write_bytes(b"PK\x03\x04")
+    done = _run_without(hidden, *arguments, cwd=tmp_path)
     assert done.returncode == 2
     way = f"pip install -c constraints.txt '.[{extra}]' in a clone of Rollcast"
     assert done.stderr.splitlines()[-1] == f"{name} needs {hidden}: {way}"
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["inspect", "absent.pt"], ["diff", "absent.pt", "absent.pt"]])
+def test_a_mistyped_name_is_told_before_torch_is_loaded(tmp_path: Path, arguments: Sequence[str]) -> None:
+    done = _run_without("torch", *arguments, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "rollcast: absent.pt cannot be read: No such file or directory\n")
+
+
+@pytest.mark.parametrize("subcommand", ["consume", "inspect", "diff", "verify", "rebuild", "broker"])
+def test_help_needs_neither_torch_nor_numpy(tmp_path: Path, subcommand: str) -> None:
+    for hidden in ("torch", "numpy"):
+        done = _run_without(hidden, subcommand, "--help", cwd=tmp_path)
+        assert (done.returncode, done.stderr) == (0, "")
+
+
+def _run_without(hidden: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Runs `rollcast ARGUMENTS` where a package is not installed."""
+    program = f"import sys; sys.modules[{hidden!r}] = None; from rollcast.consumer.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments], cwd=cwd, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize("subcommand", ["consume", "inspect", "diff", "verify", "rebuild", "broker"])

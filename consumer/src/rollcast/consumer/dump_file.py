@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
+from rollcast.consumer.container import check_beginning
 from rollcast.consumer.errors import DumpFileError
 from rollcast.consumer.store.files import file_sha256
 from rollcast.consumer.store.manifest import Manifest, ManifestFile, manifest_path, parse_manifest
 from rollcast.consumer.store.reading import usable
 from rollcast.consumer.store.template import MANIFEST_SUFFIX
-
-_ZIP_MAGIC = b"PK\x03\x04"
 
 
 def load_dump(path: Path) -> dict[str, Any]:
@@ -23,8 +22,10 @@ def load_dump(path: Path) -> dict[str, Any]:
     Raises:
         DumpFileError: there is no readable file of a dump.
     """
+    check_beginning(path)
     try:
-        _check_container(path)
+        if not zipfile.is_zipfile(path):
+            raise DumpFileError(f"{path} is cut short: the end of the archive is missing")
         payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except DumpFileError:
         raise
@@ -99,14 +100,3 @@ def check_against(path: Path, file: ManifestFile) -> None:
             f"{path} does not match its manifest: its SHA-256 is {digest}, not {file.sha256}; "
             "it was changed after it was written"
         )
-
-
-def _check_container(path: Path) -> None:
-    """Returns if the file is a whole zip archive, which is what torch.save writes."""
-    with path.open("rb") as file:
-        magic = file.read(len(_ZIP_MAGIC))
-        whole = zipfile.is_zipfile(file)
-    if magic != _ZIP_MAGIC:
-        raise DumpFileError(f"{path} is not a torch file")
-    if not whole:
-        raise DumpFileError(f"{path} is cut short: the end of the archive is missing")

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from rollcast.consumer.container import check_beginning
+
 
 def diff(
     a: Annotated[Path, typer.Argument(help="A dump, .pt.")],
@@ -15,6 +17,9 @@ def diff(
     max_differences: Annotated[int, typer.Option(min=1, help="How many differences are shown.")] = 10,
 ) -> None:
     """Compare two dumps, bit for bit unless a tolerance is given. Exit status: 0 equal, 1 different, 2 trouble."""
+    # First: loading torch takes seconds, in which a mistyped name would not be told.
+    check_beginning(a)
+    check_beginning(b)
     from rollcast.consumer.difference import differences
     from rollcast.consumer.dump_file import load_dump, samples_of
 

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rollcast.consumer.container import check_beginning
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -19,6 +21,8 @@ _HEAD = {"format_version": "format version", "rollout_id": "rollout", "call": "p
 
 def inspect(file: Annotated[Path, typer.Argument(help="A dump, .pt.")]) -> None:
     """Show what is in a dump: rollout, samples, columns, layout, manifest."""
+    # First: loading torch takes seconds, in which a mistyped name would not be told.
+    check_beginning(file)
     from rich.console import Console
     from rich.text import Text
 
