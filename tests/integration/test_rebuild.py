@@ -26,10 +26,11 @@ async def rebuilt(config: ConsumeConfig, *rollout_ids: int) -> list[Rebuilt]:
 
 async def published(installed: Installation, *rollout_ids: int, keep_last: int | None = None) -> None:
     async with running(replace(installed.config, retention=Retention(keep_last=keep_last))):
-        for rollout_id in rollout_ids:
+        for count, rollout_id in enumerate(rollout_ids, 1):
             made = frames_of("run", 1, rollout_id, shards(rollout_id), max_part_bytes=PART_BYTES)
             await installed.send(keyed("run", rollout_id, made))
-        await installed.dumps(len(rollout_ids))
+            # What is removed depends on their order.
+            await installed.dumps(count)
 
 
 def without_file_and_manifest(folder: Path) -> None:

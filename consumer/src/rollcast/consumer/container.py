@@ -16,6 +16,8 @@ def check_beginning(path: Path) -> None:
     try:
         with path.open("rb") as file:
             magic = file.read(len(_ZIP_MAGIC))
+    except IsADirectoryError as exc:
+        raise DumpFileError(f"{path} is a folder; give the .pt file of a dump (only `verify` takes folders)") from exc
     except OSError as exc:
         raise DumpFileError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     if magic != _ZIP_MAGIC:

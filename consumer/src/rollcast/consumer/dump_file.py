@@ -29,8 +29,6 @@ def load_dump(path: Path) -> dict[str, Any]:
         payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except DumpFileError:
         raise
-    except IsADirectoryError as exc:
-        raise DumpFileError(f"{path} is a folder; give the .pt file of a dump (only `verify` takes folders)") from exc
     except OSError as exc:
         raise DumpFileError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     except pickle.UnpicklingError as exc:
