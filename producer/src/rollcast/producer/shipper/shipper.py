@@ -205,11 +205,14 @@ class Shipper:
             while closing:
                 closing = await _one_done(closing)
         finally:
-            for task in closing:
-                task.cancel()
-            await asyncio.gather(*closing, return_exceptions=True)
-            await opening.end()
-            self._claims.give_all_back()
+            try:
+                for task in closing:
+                    task.cancel()
+                await asyncio.gather(*closing, return_exceptions=True)
+                await opening.end()
+            finally:
+                # Also when this is cancelled again: what stays claimed looks as if its shipper had died.
+                self._claims.give_all_back()
 
     async def _send_parts(self, shipment: _Shipment, opened: Awaitable[Bundle | None]) -> bool:
         """Sends all of a bundle but its closing event; returns whether that is to follow."""
