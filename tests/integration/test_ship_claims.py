@@ -327,6 +327,24 @@ async def test_a_tensor_file_cut_short_on_its_way_is_set_aside_announced_and_end
     assert "cut short" in (shards_in(events, 0)[0].dropped_reason or "")
 
 
+async def test_a_bundle_whose_tensors_a_disk_has_damaged_is_set_aside_and_announced(
+    broker: Broker, topics: Topics, tmp_path: Path
+) -> None:
+    publish(tmp_path, 0, 1)
+    _, (_, damaged) = SpoolFolder(tmp_path).bundles()
+    with (damaged / TENSORS_NAME).open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read()
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    with shipper(tmp_path, _config(broker, topics)) as ship:
+        await ship.run()
+    assert (ship.stats.set_aside_bundles, ship.stats.shipped_bundles) == (1, 1)
+    events = await read_until(broker.bootstrap_servers, topics.records, closed(0, 1), timeout_s=20)
+    assert "is damaged" in (shards_in(events, 1)[0].dropped_reason or "")
+    assert not differences(payload_in(events, 0), direct(0))
+
+
 def test_a_kernel_that_cannot_look_at_pages_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     class OldKernel:
         def madvise(self, *_: object) -> int:
