@@ -1,12 +1,16 @@
 """One shipper at a bundle, and bundles that kill shippers."""
 
+import asyncio
 import errno
 import mmap
 import os
 import signal
 import subprocess
 import sys
+import threading
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -147,12 +151,13 @@ async def test_the_next_bundle_is_opened_while_one_is_sent(tmp_path: Path) -> No
     ours, theirs = Claims(), Claims()
     opening = Opening(ours)
     await opening.open(first, second)
-    await opening.end()
+    await until(lambda: ours.deaths(second) == 1)
     assert not theirs.take(second)
     assert not opening.is_suspect(second)
     opened = await opening.open(second, None)
     assert opened is not None
     assert opened.shard.rollout_id == 1
+    await opening.end()
     ours.give_all_back()
     assert theirs.take(second)
 
@@ -184,6 +189,70 @@ async def test_a_bundle_that_was_opened_ahead_in_vain_is_shipped_by_the_next_cli
     with shipper(tmp_path, _config(broker, topics)) as ship:
         await ship.run()
     assert ship.stats.shipped_bundles == 2
+
+
+class _SlowDisk:
+    """A disk that gives nothing back until it is let go; reading begins with a look at it.
+
+    Attributes:
+        looked: number of looks.
+        begun: set at the first one.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.looked, self.begun, self._gives = 0, threading.Event(), threading.Event()
+        monkeypatch.setattr("rollcast.producer.spool.read.require_readable", self._look)
+
+    def _look(self, data: bytes | memoryview) -> None:
+        self.looked += 1
+        self.begun.set()
+        assert self._gives.wait(30)
+        require_readable(data)
+
+    @contextmanager
+    def let_go_at_the_end(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._gives.set()
+
+
+async def test_a_bundle_that_comes_from_a_slow_disk_is_given_up_in_its_middle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path, 0, shard=large_shard)
+    ((_, path),) = SpoolFolder(tmp_path).bundles()
+    ours, disk = Claims(), _SlowDisk(monkeypatch)
+    opening = Opening(ours)
+    with disk.let_go_at_the_end():
+        waiting = asyncio.create_task(opening.open(path, None))
+        await until(disk.begun.is_set)
+        waiting.cancel()
+        await asyncio.wait({waiting})
+        ending = asyncio.create_task(opening.end())
+        await asyncio.sleep(0)
+    await ending
+    assert disk.looked == 1, "not at the rest of it"
+    assert not Claims().take(path)
+    ours.give_all_back()
+    assert Claims().deaths(path) == 0
+
+
+async def test_a_shipper_that_is_told_to_stop_while_a_disk_gives_nothing_back_leaves_no_mark_of_a_death(
+    broker: Broker, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path, 0, 1)
+    paths = [path for _, path in SpoolFolder(tmp_path).bundles()]
+    disk = _SlowDisk(monkeypatch)
+    with disk.let_go_at_the_end(), shipper(tmp_path, _config(broker, topics)) as ship:
+        running = asyncio.create_task(ship.run())
+        await until(disk.begun.is_set)
+        assert Claims().deaths(paths[0]) == 1
+        # As a sidecar does, which does not wait for a disk.
+        while not running.done():
+            running.cancel()
+            await asyncio.wait({running}, timeout=0.1)
+        assert [Claims().deaths(path) for path in paths] == [0, 0]
 
 
 async def test_a_bundle_for_which_memory_is_short_goes_last_and_arrives(
@@ -256,6 +325,24 @@ async def test_a_tensor_file_cut_short_on_its_way_is_set_aside_announced_and_end
     assert (ship.stats.set_aside_bundles, ship.stats.shipped_bundles) == (1, 1)
     events = await read_until(broker.bootstrap_servers, topics.records, closed(0, 1))
     assert "cut short" in (shards_in(events, 0)[0].dropped_reason or "")
+
+
+async def test_a_bundle_whose_tensors_a_disk_has_damaged_is_set_aside_and_announced(
+    broker: Broker, topics: Topics, tmp_path: Path
+) -> None:
+    publish(tmp_path, 0, 1)
+    _, (_, damaged) = SpoolFolder(tmp_path).bundles()
+    with (damaged / TENSORS_NAME).open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        last = file.read()
+        file.seek(-1, os.SEEK_END)
+        file.write(bytes([last[0] ^ 1]))
+    with shipper(tmp_path, _config(broker, topics)) as ship:
+        await ship.run()
+    assert (ship.stats.set_aside_bundles, ship.stats.shipped_bundles) == (1, 1)
+    events = await read_until(broker.bootstrap_servers, topics.records, closed(0, 1), timeout_s=20)
+    assert "is damaged" in (shards_in(events, 1)[0].dropped_reason or "")
+    assert not differences(payload_in(events, 0), direct(0))
 
 
 def test_a_kernel_that_cannot_look_at_pages_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import threading
 from pathlib import Path
 
 from rollcast.producer.errors import SpoolError
@@ -37,6 +38,7 @@ class Opening:
     def __init__(self, claims: Claims) -> None:
         self._claims = claims
         self._ahead: tuple[Path, asyncio.Task[Bundle | None]] | None = None
+        self._given_up = threading.Event()
 
     def is_suspect(self, path: Path) -> bool:
         """Returns whether a bundle that comes next must be on its way alone."""
@@ -63,7 +65,8 @@ class Opening:
         return opened.result()
 
     async def end(self) -> None:
-        """Returns when nothing is being opened any more; what is claimed by then stays so."""
+        """Gives up what is being opened, and returns when that is over; what is claimed by then stays so."""
+        self._given_up.set()
         if self._ahead is not None:
             # Not cancelled: its thread would go on, and claim the bundle for nobody.
             await asyncio.wait({self._ahead[1]})
@@ -81,4 +84,4 @@ class Opening:
             # Only once: it may be what they died of.
             shard = await asyncio.to_thread(read_closing_event, path) if deaths == MAX_DEATHS else None
             raise DeadlyBundleError(deaths, shard)
-        return await asyncio.to_thread(read_bundle, path)
+        return await asyncio.to_thread(read_bundle, path, self._given_up)

@@ -1,6 +1,7 @@
 """The loop of one spool: bundle after bundle, until each is acknowledged, then removed."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
@@ -22,7 +23,7 @@ from rollcast.producer.shipper.refusal import refusal_of
 from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.shipper.topic import RecordsTopic, part_limit
 from rollcast.producer.spool.folder import SpoolFolder, is_folder
-from rollcast.producer.spool.read import Bundle
+from rollcast.producer.spool.read import Bundle, read_closing_event
 from rollcast.schemas.errors import ContractError
 from rollcast.schemas.events import DpShard
 from rollcast.schemas.framing import encode
@@ -205,11 +206,14 @@ class Shipper:
             while closing:
                 closing = await _one_done(closing)
         finally:
-            for task in closing:
-                task.cancel()
-            await asyncio.gather(*closing, return_exceptions=True)
-            await opening.end()
-            self._claims.give_all_back()
+            try:
+                for task in closing:
+                    task.cancel()
+                await asyncio.gather(*closing, return_exceptions=True)
+                await opening.end()
+            finally:
+                # Also when this is cancelled again: what stays claimed looks as if its shipper had died.
+                self._claims.give_all_back()
 
     async def _send_parts(self, shipment: _Shipment, opened: Awaitable[Bundle | None]) -> bool:
         """Sends all of a bundle but its closing event; returns whether that is to follow."""
@@ -239,7 +243,7 @@ class Shipper:
             await self._set_aside(shipment, exc.shard, str(exc))
             return False
         except (SpoolError, ContractError) as exc:
-            await self._set_aside(shipment, shard, str(exc))
+            await self._set_aside(shipment, shard or await asyncio.to_thread(_closing_event_of, path), str(exc))
             return False
         except (OSError, MemoryError) as exc:
             # Memory that is short now would else end every shipper, and unlike a death that leaves no mark.
@@ -290,6 +294,13 @@ class Shipper:
         self._claims.give_back(path)
         self._part_bytes.pop(path, None)
         del self._tries[path], self._troubles[path]
+
+
+def _closing_event_of(path: Path) -> DpShard | None:
+    """Returns the closing event of a bundle that is damaged, where that is whole."""
+    with contextlib.suppress(SpoolError, OSError, MemoryError):
+        return read_closing_event(path)
+    return None
 
 
 async def _one_done(tasks: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:

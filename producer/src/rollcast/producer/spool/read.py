@@ -1,6 +1,7 @@
 """Reads a committed bundle; free of torch, for the shipper."""
 
 import mmap
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,10 +38,15 @@ class Bundle:
     shard: DpShard
 
 
-def read_bundle(path: Path) -> Bundle:
+def read_bundle(path: Path, given_up: threading.Event | None = None) -> Bundle:
     """Returns a committed bundle.
 
+    Args:
+        path: of the bundle.
+        given_up: once it is set, this ends soon, however slow the disk.
+
     Raises:
+        InterruptedError: it was given up.
         SpoolError: it is damaged or was not written by this program.
         OSError: the machine is in trouble; the bundle may be good.
     """
@@ -51,7 +57,7 @@ def read_bundle(path: Path) -> Bundle:
         replace(part, columns=tuple(_resolve(column, data, path) for column in part.columns)) for part in parts
     )
     # It was taken when the bundle was committed, so a disk that has lost or changed something since is found out.
-    if parts and digest is not None and digest != _digest(data):
+    if parts and digest is not None and digest != _digest(data, given_up):
         raise SpoolError(f"{path / TENSORS_NAME} is damaged: its digest is not the one in {RECORDS_NAME}")
     return Bundle(slots=slots, shard=shard)
 
@@ -80,9 +86,11 @@ def record_schema() -> Any:
     return fastavro.parse_schema([current_schema("SamplePart").avsc, current_schema("DpShard").avsc])
 
 
-def _digest(data: memoryview) -> str:
+def _digest(data: memoryview, given_up: threading.Event | None = None) -> str:
     digest = xxhash.xxh3_128()
     for start in range(0, len(data), _DIGEST_STEP_BYTES):
+        if given_up is not None and given_up.is_set():
+            raise InterruptedError("the bundle is not wanted any more")
         piece = data[start : start + _DIGEST_STEP_BYTES]
         require_readable(piece)
         digest.update(piece)
