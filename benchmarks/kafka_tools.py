@@ -3,6 +3,8 @@
 import asyncio
 import os
 import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -48,18 +50,20 @@ def _run(tool: str, *options: str) -> str:
 
 
 async def _create_topic(bootstrap_servers: str) -> None:
-    admin: Any = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
-    await admin.start()
-    try:
+    async with _admin(bootstrap_servers) as admin:
         await admin.create_topics([NewTopic(name=_TOPIC, num_partitions=1, replication_factor=1)])
-    finally:
-        await admin.close()
 
 
 async def _remove_topic(bootstrap_servers: str) -> None:
-    admin: Any = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
+    async with _admin(bootstrap_servers) as admin:
+        await admin.delete_topics([_TOPIC])
+
+
+@asynccontextmanager
+async def _admin(bootstrap_servers: str) -> AsyncIterator[Any]:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap_servers)
     await admin.start()
     try:
-        await admin.delete_topics([_TOPIC])
+        yield admin
     finally:
         await admin.close()
