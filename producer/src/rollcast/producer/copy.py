@@ -5,12 +5,15 @@ from itertools import islice
 
 import torch
 
-from rollcast.producer.mover import join, move
+from rollcast.producer.mover import can_join, join, move
 from rollcast.producer.plan import PlannedColumn, ShardPlan
 from rollcast.schemas.tensors import tensor_bytes
 
 _Sent = tuple[int, int, int]
 """Offset in the file's data, offset in the stream of a peer's own bytes, size."""
+
+_Join = tuple[tuple[torch.Tensor, ...], torch.dtype, torch.Tensor]
+"""Tensors that lie side by side in the file, the dtype of each, and their place."""
 
 
 def copy_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> int:
@@ -21,17 +24,23 @@ def copy_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> int:
         rank: this rank's place among the context-parallel peers.
         data: the bytes of the tensor file, uint8.
     """
+    joins: list[_Join] = []
     sources: list[torch.Tensor] = []
     others: list[PlannedColumn] = []
-    first = copied = 0
+    first = 0
+    # All columns before the first byte: what the plan has just read of the tensors is still in the processor's cache.
     for column in plan.records.columns:
         held = plan.sources[first : first + len(column.sizes)]
         first += len(held)
-        if (copied_now := _join_own(column, rank, held, data)) is None:
+        if (own := _joins_of(column, rank, held, data)) is None:
             sources += held
             others.append(column)
         else:
-            copied += copied_now
+            joins += own
+    copied = 0
+    for held, dtype, target in joins:
+        join(held, dtype, target)
+        copied += target.nbytes
     if sources:
         copies = plan.records.copies(rank, others)
         move(sources, copies, data)
@@ -39,16 +48,14 @@ def copy_own(plan: ShardPlan, rank: int, data: torch.Tensor) -> int:
     return copied
 
 
-def _join_own(column: PlannedColumn, rank: int, held: tuple[torch.Tensor, ...], data: torch.Tensor) -> int | None:
-    """Copies a rank's runs of a column in a call each and returns their size; None where that is not possible."""
-    if len({*column.dtypes}) != 1 or {*map(len, column.shapes)} != {1}:
+def _joins_of(
+    column: PlannedColumn, rank: int, held: tuple[torch.Tensor, ...], data: torch.Tensor
+) -> list[_Join] | None:
+    """Returns the calls that copy a rank's runs of a column; None where that is not possible."""
+    if (dtype := column.flat_dtype) is None:
         return None
-    copied = 0
-    for first, last, start, end in column.runs(rank):
-        if not join(held[first:last], column.dtypes[0], data[start:end]):
-            return None
-        copied += end - start
-    return copied
+    joins = [(held[first:last], dtype, data[start:end]) for first, last, start, end in column.runs(rank)]
+    return joins if all(can_join(*each) for each in joins) else None
 
 
 def send_own(plan: ShardPlan, rank: int, send: Callable[[torch.Tensor], None], bucket_bytes: int) -> int:

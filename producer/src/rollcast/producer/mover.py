@@ -14,6 +14,7 @@ from rollcast.producer.plan import Copies
 from rollcast.schemas.tensors import tensor_bytes
 
 _NBYTES, _IS_CPU = attrgetter("nbytes"), attrgetter("is_cpu")
+_STORAGE, _STORED_BYTES = torch.Tensor.untyped_storage, torch.UntypedStorage.nbytes
 
 # Its functions carry no types.
 _cuda: Any = torch.cuda
@@ -23,11 +24,28 @@ _PORTABLE = 1
 _side_streams: dict[torch.device, torch.cuda.Stream] = {}
 
 
-def join(sources: tuple[torch.Tensor, ...], dtype: torch.dtype, target: torch.Tensor) -> bool:
-    """Copies whole tensors to the target, side by side, in one call; tells whether it could, and has.
+def can_join(sources: Sequence[torch.Tensor], dtype: torch.dtype, target: torch.Tensor) -> bool:
+    """Tells whether `join` takes these tensors.
 
-    It cannot where one is on a device or has lost its bytes, and where torch would make other bytes or has no place for
-    them.
+    It does not where one is on a device or has lost its bytes, and where torch would make other bytes or has no place
+    for them.
+
+    Args:
+        sources: with one dimension each.
+        dtype: of each.
+        target: uint8, on the CPU.
+    """
+    # It makes 1 of every other byte than 0 in a bool.
+    if dtype is torch.bool or target.storage_offset() % dtype.itemsize or not all(map(_IS_CPU, sources)):
+        return False
+    # A tensor whose storage was freed (`resize_(0)`) keeps its size; reading it would end the process.
+    if all(map(_STORED_BYTES, map(_STORAGE, sources))):
+        return True
+    return not any(source.nbytes > _STORED_BYTES(_STORAGE(source)) == 0 for source in sources)
+
+
+def join(sources: tuple[torch.Tensor, ...], dtype: torch.dtype, target: torch.Tensor) -> None:
+    """Copies whole tensors that `can_join` to the target, side by side, in one call.
 
     Args:
         sources: with one dimension each.
@@ -37,18 +55,10 @@ def join(sources: tuple[torch.Tensor, ...], dtype: torch.dtype, target: torch.Te
     Raises:
         ValueError: the sources are not as many bytes.
     """
-    # It makes 1 of every other byte than 0 in a bool.
-    if dtype is torch.bool or target.storage_offset() % dtype.itemsize or not all(map(_IS_CPU, sources)):
-        return False
-    # A tensor whose storage was freed (`resize_(0)`) keeps its size; reading it would end the process.
-    stored = [*map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, sources))]
-    if not all(stored) and any(source.nbytes > size == 0 for source, size in zip(sources, stored, strict=True)):
-        return False
     out = target.view(dtype)
     torch.cat(sources, out=out)
     if out.nbytes != target.nbytes:
         raise ValueError(f"tensors of {out.nbytes} bytes do not hold the {target.nbytes} that were planned")
-    return True
 
 
 def move(sources: Sequence[torch.Tensor], copies: Copies, data: torch.Tensor) -> None:
@@ -66,7 +76,7 @@ def move(sources: Sequence[torch.Tensor], copies: Copies, data: torch.Tensor) ->
         ValueError: a tensor has not the planned size, or its place is not within the target.
     """
     # A tensor whose storage was freed (`resize_(0)`) keeps its size; reading it would end the process.
-    stored = np.array([storage.nbytes() for storage in map(torch.Tensor.untyped_storage, sources)], np.int64)
+    stored = np.array([*map(_STORED_BYTES, map(_STORAGE, sources))], np.int64)
     held = np.where(stored > 0, np.array([*map(_NBYTES, sources)], np.int64), 0)[copies.tensors]
     is_beyond = (copies.targets < 0) | (copies.targets + copies.sizes > data.nbytes)
     if (held != copies.sizes).any() or is_beyond.any():

@@ -7,7 +7,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from itertools import accumulate, chain, repeat
 from math import prod
 from operator import attrgetter, mul
 from typing import Any, NamedTuple
@@ -89,6 +89,7 @@ class PlannedColumn:
         slots: slot of each tensor, in ascending order; a range, from 0, where each slot has one.
         leaves: leaf of each tensor.
         dtypes: dtype of each tensor.
+        flat_dtype: dtype of all of them, where each has one dimension; None where they differ, or there are none.
         shapes: shape of each whole tensor.
         sizes: bytes of each whole tensor.
         offsets: where each begins in the data of the tensor file, right behind the one before.
@@ -101,6 +102,7 @@ class PlannedColumn:
     slots: Sequence[int]
     leaves: Sequence[int]
     dtypes: Sequence[torch.dtype]
+    flat_dtype: torch.dtype | None
     shapes: Sequence[tuple[int, ...]]
     sizes: Sequence[int]
     offsets: Sequence[int]
@@ -292,7 +294,7 @@ class _Builder:
         elif per_sample:
             values = list(value)
         slots = range(self._count) if per_sample else [SHARD_SLOT]
-        if {*map(type, values)} <= {torch.Tensor}:
+        if of_response or {*map(type, values)} <= {torch.Tensor}:
             self._add_column(name, {}, slots, [0] * len(slots), values, of_response=of_response)
             return
         if are_scalars(values):
@@ -328,19 +330,21 @@ class _Builder:
         if max(dimensions, default=0) > MAX_DIMENSIONS:
             raise RolloutDataError(f"{name!r} has {max(dimensions)} dimensions; at most {MAX_DIMENSIONS} travel")
         dtypes: list[torch.dtype] = [*map(_DTYPE, tensors)]
+        kinds = {*dtypes}
         # Of what is split, counts and shapes are those of the whole, not of what this rank holds.
-        flat = {*dimensions} == {1}
+        flat = bool(tensors) and dimensions.count(1) == len(tensors)
         if flat:
             # Nearly always: one value a token.
             counts: list[int] = [*map(torch.Tensor.numel, tensors)]
             is_split = of_response and self._is_split(name, counts, tensors)
-            counts, shapes = (self._rows, self._flat_shapes) if is_split else (counts, [*zip(counts)])
+            counts, shapes = (self._rows, self._flat_shapes) if of_response else (counts, [*zip(counts)])
         else:
             shapes = [*map(_SHAPE, tensors)]
             is_split = of_response and self._is_split(name, [*map(_rows, shapes)], tensors)
             shapes = [*map(_whole, self._rows, shapes)] if is_split else shapes
             counts = [*map(prod, shapes)]
-        sizes = [*map(mul, counts, map(_ITEM_BYTES, dtypes))]
+        item_bytes = repeat(dtypes[0].itemsize) if len(kinds) == 1 else map(_ITEM_BYTES, dtypes)
+        sizes = [*map(mul, counts, item_bytes)]
         offsets = [*accumulate(sizes, initial=self.data_bytes)]
         self.data_bytes = offsets.pop()
         self.sources += tensors
@@ -351,16 +355,17 @@ class _Builder:
                 slots=slots,
                 leaves=leaves,
                 dtypes=dtypes,
+                flat_dtype=dtypes[0] if flat and len(kinds) == 1 else None,
                 shapes=shapes,
                 sizes=sizes,
                 offsets=offsets,
                 copied_by=self._order_of(sizes) if is_split else self._owners(sizes),
             )
         )
-        kinds = [dtype_name(dtype) for dtype in (dtypes if len({*dtypes}) > 1 else dtypes[:1])]
+        names = [dtype_name(dtype) for dtype in (dtypes if len(kinds) > 1 else dtypes[:1])]
         # A range is known by its length, and so are its leaves.
         places = () if isinstance(slots, range) else (slots, leaves)
-        self._digest.update(repr((name, len(plain), len(slots), len(places), kinds, flat)).encode())
+        self._digest.update(repr((name, len(plain), len(slots), len(places), names, flat)).encode())
         for numbers in (plain, *places, *([counts] if flat else [dimensions, chain.from_iterable(shapes)])):
             self._digest.update(array("q", numbers))
 

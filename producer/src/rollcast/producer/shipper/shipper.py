@@ -91,11 +91,13 @@ class Shipper:
         pause_s, tell_again_at = _FIRST_PAUSE_S, 0.0
         while True:
             try:
-                while paths := await asyncio.to_thread(self._waiting):
+                paths = await asyncio.to_thread(self._waiting_or_none)
+                if paths is None:
+                    return
+                if paths:
                     await self._connect_and_ship(paths)
                     pause_s = _FIRST_PAUSE_S
-                if await asyncio.to_thread(self._finished):
-                    return
+                    continue
                 if not self._topic.is_found:
                     await self._topic.prepare()
                 self.stats.progressed()
@@ -122,6 +124,12 @@ class Shipper:
         """Returns the bundles in rollout order; those that made trouble come last, so that they block nobody."""
         paths = [path for _, path in self._spool.bundles(self._config.destination)]
         return sorted(paths, key=lambda path: self._troubles[path] + self._claims.suspicion(path))
+
+    def _waiting_or_none(self) -> list[Path] | None:
+        """Returns the bundles as `_waiting`, None where none will come any more."""
+        # One call for another thread: a shipper that only looks should take next to nothing from training.
+        paths = self._waiting()
+        return None if not paths and self._finished() else paths
 
     def _finished(self) -> bool:
         # The order matters: a trainer that commits its last bundle and leaves must not be missed.

@@ -142,10 +142,12 @@ class SpoolFolder:
     def bundles(self, destination: str | None = None) -> list[tuple[BundleName, Path]]:
         """Returns the committed bundles in rollout order, of all runs or of those with a destination."""
         found: list[tuple[BundleName, Path]] = []
-        with contextlib.suppress(FileNotFoundError):
-            for run in self.path.iterdir():
-                if run.is_dir() and not run.name.startswith(".") and destination in (None, _noted_destination(run)):
-                    found += _bundles_in(run)
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
+            for run in entries:
+                if run.name.startswith(".") or not run.is_dir():
+                    continue
+                if destination in (None, _noted_destination(folder := Path(run.path))):
+                    found += _bundles_in(folder)
         return sorted(found)
 
     def bundles_of(self, run_id: str) -> list[tuple[BundleName, Path]]:
