@@ -153,7 +153,7 @@ async def test_the_next_bundle_is_opened_while_one_is_sent(tmp_path: Path) -> No
     await opening.open(first, second)
     await until(lambda: ours.deaths(second) == 1)
     assert not theirs.take(second)
-    assert not opening.is_suspect(second)
+    assert opening.deaths(second) == 0
     opened = await opening.open(second, None)
     assert opened is not None
     assert opened.shard.rollout_id == 1
@@ -168,7 +168,7 @@ async def test_no_bundle_is_opened_beside_one_at_which_a_shipper_has_died(tmp_pa
     paths = [path for _, path in SpoolFolder(tmp_path).bundles()]
     _kill_shippers(paths[suspect], 1)
     opening = Opening(Claims())
-    assert opening.is_suspect(paths[0]) == (suspect == 0)
+    assert opening.deaths(paths[0]) == (suspect == 0)
     await opening.open(paths[0], paths[1])
     await opening.end()
     assert Claims().take(paths[1])

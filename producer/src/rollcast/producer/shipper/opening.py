@@ -40,10 +40,10 @@ class Opening:
         self._ahead: tuple[Path, asyncio.Task[Bundle | None]] | None = None
         self._given_up = threading.Event()
 
-    def is_suspect(self, path: Path) -> bool:
-        """Returns whether a bundle that comes next must be on its way alone."""
-        is_ours = self._ahead is not None and self._ahead[0] == path
-        return not is_ours and self._claims.deaths(path) > 0
+    def deaths(self, path: Path) -> int:
+        """Returns how many shippers have died at a bundle that comes next; if any has, it must be on its way alone."""
+        is_ahead = self._ahead is not None and self._ahead[0] == path
+        return 0 if is_ahead else self._claims.deaths(path)
 
     async def open(self, path: Path, following: Path | None) -> Bundle | None:
         """Returns a bundle, claimed, or None if it is on its way with another shipper; begins to open the next one.
@@ -53,7 +53,7 @@ class Opening:
             SpoolError: it is damaged or was not written by this program.
             OSError: the machine is in trouble, or the bundle has gone.
         """
-        is_suspect = self.is_suspect(path)
+        is_suspect = self.deaths(path) > 0
         if self._ahead is None or self._ahead[0] != path:
             self._ahead = path, self._begin(path)
         opened = self._ahead[1]

@@ -22,6 +22,7 @@ from rollcast.producer.shipper.opening import DeadlyBundleError, Opening
 from rollcast.producer.shipper.refusal import refusal_of
 from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.shipper.topic import RecordsTopic, part_limit
+from rollcast.producer.shipper.turns import Turns
 from rollcast.producer.spool.folder import SpoolFolder, is_folder
 from rollcast.producer.spool.read import Bundle, read_closing_event
 from rollcast.schemas.errors import ContractError
@@ -72,13 +73,16 @@ class Shipper:
         stats: what was done so far.
     """
 
-    def __init__(self, spool: SpoolFolder, config: ShipperConfig, topic: RecordsTopic, threads: Executor) -> None:
+    def __init__(
+        self, spool: SpoolFolder, config: ShipperConfig, topic: RecordsTopic, threads: Executor, turns: Turns
+    ) -> None:
         self.stats = ShipperStats()
-        self._spool, self._config, self._topic, self._threads = spool, config, topic, threads
+        self._spool, self._config, self._topic, self._threads, self._turns = spool, config, topic, threads, turns
         self._part_bytes: dict[Path, int] = {}
         self._tries: Counter[Path] = Counter()
         self._troubles: Counter[Path] = Counter()
         self._claims = Claims()
+        turns.join(spool.path)
 
     async def run(self) -> None:
         """Ships until cancelled, or until the spool is empty and no trainer uses it if so configured.
@@ -111,6 +115,8 @@ class Shipper:
                 trouble = f"Kafka at {address} does not take records ({words})"
             except OSError as exc:
                 refusal, trouble = None, f"the spool cannot be read ({exc})"
+            finally:
+                self._turns.end(self._spool.path)
             if not (self.stats.is_refused and self.stats.trouble == trouble and time.monotonic() < tell_again_at):
                 _log.warning("%s; bundles wait in %s, next try in %.1f s", trouble, self._spool.path, pause_s)
                 tell_again_at = time.monotonic() + _TELL_EVERY_S
@@ -189,9 +195,11 @@ class Shipper:
         opening = Opening(self._claims)
         try:
             for path, following in zip(paths, [*paths[1:], None], strict=True):
-                most_open = 1 if opening.is_suspect(path) else self._config.max_open_bundles
+                deaths = opening.deaths(path)
+                most_open = 1 if deaths else self._config.max_open_bundles
                 while len(closing) >= most_open:
                     closing = await _one_done(closing)
+                await self._turns.take(self._spool.path, deaths)
                 shipment = _Shipment(
                     path, min(part_bytes, self._part_bytes.get(path, part_bytes)), BundleDelivery(delivery)
                 )
@@ -214,6 +222,7 @@ class Shipper:
             finally:
                 # Also when this is cancelled again: what stays claimed looks as if its shipper had died.
                 self._claims.give_all_back()
+                self._turns.end(self._spool.path)
 
     async def _send_parts(self, shipment: _Shipment, opened: Awaitable[Bundle | None]) -> bool:
         """Sends all of a bundle but its closing event; returns whether that is to follow."""
