@@ -278,7 +278,9 @@ class Shipper:
             _log.warning("bundle %s is delivered and cannot be removed now, so it will be sent again: %s", path, exc)
             return
         self._forget(path)
-        self.stats.shipped_bundles += 1
+        is_mark = shipment.closing.dropped_reason is not None
+        self.stats.shipped_marks += is_mark
+        self.stats.shipped_bundles += not is_mark
         self.stats.shipped_bytes += shipment.closing.raw_bytes
         _log.info("shipped %s/%s: %d bytes on the wire", path.parent.name, path.name, shipment.wire_bytes)
 
