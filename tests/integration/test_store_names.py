@@ -12,7 +12,7 @@ from rollcast.consumer.retention import Retention
 from rollcast.consumer.rollout import RolloutKey
 from rollcast.consumer.store import LocalDumpStore, Manifest, inventory
 from rollcast.consumer.store.files import LOCK_NAME
-from rollcast.consumer.store.manifest import manifest_path, read_manifest
+from rollcast.consumer.store.manifest import manifest_path, parse_manifest
 from rollcast.consumer.store.reading import usable
 from rollcast.consumer.verification import verify
 
@@ -195,7 +195,7 @@ def test_a_dump_that_does_not_fit_into_the_quota_is_refused_and_nothing_is_chang
 def test_a_manifest_tells_where_a_dump_came_from_and_what_was_dropped(tmp_path: Path) -> None:
     published = store(tmp_path).publish(dump())
 
-    manifest = read_manifest(published.path)
+    manifest = parse_manifest(manifest_path(published.path))
 
     assert manifest is not None
     assert manifest.duplicates == 3

@@ -247,17 +247,6 @@ def manifest_path(base: Path) -> Path:
     return base.with_name(base.name + MANIFEST_SUFFIX)
 
 
-def read_manifest(base: Path) -> Manifest | None:
-    """Returns the manifest of a dump; None if it or one of its files is not there.
-
-    Raises:
-        DumpFileError: there is one, but it cannot be understood.
-    """
-    manifest = parse_manifest(manifest_path(base))
-    present = manifest is not None and all(base.with_name(file.name).is_file() for file in manifest.files)
-    return manifest if present else None
-
-
 def parse_manifest(path: Path) -> Manifest | None:
     """Returns the manifest in this file, whether or not its dump is there; None without the file.
 

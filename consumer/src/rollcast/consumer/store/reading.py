@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from rollcast.consumer.errors import DumpFileError
-from rollcast.consumer.store.manifest import Manifest, manifest_path, parse_manifest, read_manifest
+from rollcast.consumer.store.manifest import Manifest, manifest_path, parse_manifest
 from rollcast.consumer.store.protocol import PublishedDump
 from rollcast.consumer.store.template import TOMBSTONE_SUFFIX
 
@@ -28,12 +28,8 @@ def usable(path: Path) -> Manifest | None:
 
 def kept_at(base: Path) -> PublishedDump | None:
     """Returns the dump, complete or not, whose manifest and files are there; or that was removed on purpose."""
-    try:
-        manifest = read_manifest(base)
-    except DumpFileError as exc:
-        _log.warning("%s is ignored: %s", manifest_path(base), exc)
-        manifest = None
-    if manifest is not None:
+    manifest = usable(manifest_path(base))
+    if manifest is not None and all(base.with_name(file.name).is_file() for file in manifest.files):
         return published_as(base, manifest)
     removed = usable(tombstone_path(base))
     return replace(published_as(base, removed), removed=True) if removed is not None else None
