@@ -28,7 +28,7 @@ from rollcast.producer.shipper.opening import Opening
 from rollcast.producer.spool import pages
 from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.producer.spool.pages import require_readable
-from rollcast.producer.spool.read import TENSORS_NAME, read_bundle
+from rollcast.producer.spool.read import TENSORS_NAME, UnusableBundleError, read_bundle, read_closing_event
 from rollcast.schemas import DpShard, SamplePart, Topics
 from rollcast.schemas.framing import encode
 
@@ -337,6 +337,9 @@ async def test_a_bundle_whose_tensors_a_disk_has_damaged_is_set_aside_and_announ
         last = file.read()
         file.seek(-1, os.SEEK_END)
         file.write(bytes([last[0] ^ 1]))
+    with pytest.raises(UnusableBundleError) as unusable:
+        read_bundle(damaged)
+    assert unusable.value.shard == read_closing_event(damaged)
     with shipper(tmp_path, _config(broker, topics)) as ship:
         await ship.run()
     assert (ship.stats.set_aside_bundles, ship.stats.shipped_bundles) == (1, 1)

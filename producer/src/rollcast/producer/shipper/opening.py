@@ -5,24 +5,10 @@ import logging
 import threading
 from pathlib import Path
 
-from rollcast.producer.errors import SpoolError
 from rollcast.producer.shipper.claims import MAX_DEATHS, Claims
-from rollcast.producer.spool.read import Bundle, read_bundle, read_closing_event
-from rollcast.schemas.events import DpShard
+from rollcast.producer.spool.read import Bundle, UnusableBundleError, read_bundle, read_closing_event
 
 _log = logging.getLogger("rollcast.ship")
-
-
-class DeadlyBundleError(SpoolError):
-    """Too many shippers have died while a bundle was on its way.
-
-    Attributes:
-        shard: its closing event, the first time that this is found.
-    """
-
-    def __init__(self, deaths: int, shard: DpShard | None) -> None:
-        super().__init__(f"{deaths} shippers died while it was on its way")
-        self.shard = shard
 
 
 class Opening:
@@ -49,7 +35,7 @@ class Opening:
         """Returns a bundle, claimed, or None if it is on its way with another shipper; begins to open the next one.
 
         Raises:
-            DeadlyBundleError: no shipper survives it.
+            UnusableBundleError: no shipper survives it, or its tensors are damaged.
             SpoolError: it is damaged or was not written by this program.
             OSError: the machine is in trouble, or the bundle has gone.
         """
@@ -83,5 +69,5 @@ class Opening:
         if deaths >= MAX_DEATHS:
             # Only once: it may be what they died of.
             shard = await asyncio.to_thread(read_closing_event, path) if deaths == MAX_DEATHS else None
-            raise DeadlyBundleError(deaths, shard)
+            raise UnusableBundleError(f"{deaths} shippers died while it was on its way", shard)
         return await asyncio.to_thread(read_bundle, path, self._given_up)

@@ -1,7 +1,6 @@
 """The loop of one spool: bundle after bundle, until each is acknowledged, then removed."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import Counter
@@ -18,13 +17,13 @@ from rollcast.producer.shipper.claims import Claims
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.cut import cut
 from rollcast.producer.shipper.delivery import BundleDelivery, Delivery
-from rollcast.producer.shipper.opening import DeadlyBundleError, Opening
+from rollcast.producer.shipper.opening import Opening
 from rollcast.producer.shipper.refusal import refusal_of
 from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.shipper.topic import RecordsTopic, part_limit
 from rollcast.producer.shipper.turns import Turns
 from rollcast.producer.spool.folder import SpoolFolder, is_folder
-from rollcast.producer.spool.read import Bundle, read_closing_event
+from rollcast.producer.spool.read import Bundle, UnusableBundleError
 from rollcast.schemas.errors import ContractError
 from rollcast.schemas.events import DpShard
 from rollcast.schemas.framing import encode
@@ -248,11 +247,11 @@ class Shipper:
                         await shipment.send(frame, shard)
                     digests.append(slot.digest)
                     part_counts.append(len(slot.frames))
-        except DeadlyBundleError as exc:
+        except UnusableBundleError as exc:
             await self._set_aside(shipment, exc.shard, str(exc))
             return False
         except (SpoolError, ContractError) as exc:
-            await self._set_aside(shipment, shard or await asyncio.to_thread(_closing_event_of, path), str(exc))
+            await self._set_aside(shipment, shard, str(exc))
             return False
         except (OSError, MemoryError) as exc:
             # Memory that is short now would else end every shipper, and unlike a death that leaves no mark.
@@ -305,13 +304,6 @@ class Shipper:
         self._claims.give_back(path)
         self._part_bytes.pop(path, None)
         del self._tries[path], self._troubles[path]
-
-
-def _closing_event_of(path: Path) -> DpShard | None:
-    """Returns the closing event of a bundle that is damaged, where that is whole."""
-    with contextlib.suppress(SpoolError, OSError, MemoryError):
-        return read_closing_event(path)
-    return None
 
 
 async def _one_done(tasks: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:
