@@ -25,7 +25,8 @@ from rollcast.consumer import LocalDumpStore
 from rollcast.consumer.broker import Broker
 from rollcast.consumer.rollout import OffsetSpan
 from rollcast.consumer.store import Dump, Manifest, PublishedDump
-from rollcast.consumer.store.manifest import manifest_path, parse_manifest
+from rollcast.consumer.store.manifest import manifest_path
+from rollcast.consumer.store.reading import parse_manifest
 from rollcast.consumer.topics import prepare_topics
 
 

@@ -18,8 +18,10 @@ from fixtures.stored import KEY, MISSING, dump, names, payload_of
 from rollcast.consumer.metrics import Metric
 from rollcast.consumer.rollout import Missing, OffsetSpan
 from rollcast.consumer.store import Dump, LocalDumpStore, Manifest, PublishedDump
+from rollcast.consumer.store.describing import worth_of
 from rollcast.consumer.store.files import HashingWriter
-from rollcast.consumer.store.manifest import manifest_path, parse_manifest, worth_of
+from rollcast.consumer.store.manifest import manifest_path
+from rollcast.consumer.store.reading import parse_manifest
 from rollcast.consumer.store.steps import Step
 from rollcast.schemas import SHARD_SLOT
 

@@ -11,7 +11,8 @@ import torch
 from fixtures.topic import read_until
 from rollcast.consumer import ConsumeConfig, Daemon
 from rollcast.consumer.broker import Broker
-from rollcast.consumer.store.manifest import manifest_path, parse_manifest
+from rollcast.consumer.store.manifest import manifest_path
+from rollcast.consumer.store.reading import parse_manifest
 from rollcast.producer import Publisher, PublisherConfig, PublishStatus, publish_policy_loss_call
 from rollcast.schemas import Topics
 

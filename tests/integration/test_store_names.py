@@ -12,8 +12,8 @@ from rollcast.consumer.retention import Retention
 from rollcast.consumer.rollout import RolloutKey
 from rollcast.consumer.store import LocalDumpStore, Manifest, inventory
 from rollcast.consumer.store.files import LOCK_NAME
-from rollcast.consumer.store.manifest import manifest_path, parse_manifest
-from rollcast.consumer.store.reading import usable
+from rollcast.consumer.store.manifest import manifest_path
+from rollcast.consumer.store.reading import parse_manifest, usable
 from rollcast.consumer.verification import verify
 
 
@@ -277,7 +277,7 @@ def test_what_another_process_has_published_or_removed_counts_for_the_retention(
 def test_what_stands_for_a_manifest_and_is_none_holds_up_neither_retention_nor_verify(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
-    monkeypatch.setattr("rollcast.consumer.store.manifest._MAX_BYTES", 100_000)
+    monkeypatch.setattr("rollcast.consumer.store.reading._MAX_BYTES", 100_000)
     kept = store(tmp_path, retention=Retention(keep_last=2))
     kept.publish(dump(1))
     odd = tmp_path / "run" / "0.pt.manifest.json"

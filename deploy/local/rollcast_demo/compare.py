@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from rollcast.consumer import differences
-from rollcast.consumer.store.manifest import Manifest, manifest_path, parse_manifest
+from rollcast.consumer.store.manifest import Manifest, manifest_path
+from rollcast.consumer.store.reading import parse_manifest
 from rollcast_demo.daemon import Daemon
 
 _LOOK_EVERY_S = 0.2

@@ -11,8 +11,8 @@ import torch
 from rollcast.consumer.container import check_beginning
 from rollcast.consumer.errors import ClosedFileError, DumpFileError
 from rollcast.consumer.store.files import file_sha256
-from rollcast.consumer.store.manifest import Manifest, ManifestFile, manifest_path, parse_manifest
-from rollcast.consumer.store.reading import usable
+from rollcast.consumer.store.manifest import Manifest, ManifestFile, manifest_path
+from rollcast.consumer.store.reading import parse_manifest, usable
 from rollcast.consumer.store.template import MANIFEST_SUFFIX
 
 

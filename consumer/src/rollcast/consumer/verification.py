@@ -9,7 +9,8 @@ from rollcast.consumer.dump_file import check_against, described_in, load_dump, 
 from rollcast.consumer.errors import ClosedFileError, DumpFileError
 from rollcast.consumer.store.aside import unknown_digest
 from rollcast.consumer.store.files import file_sha256
-from rollcast.consumer.store.manifest import Manifest, parse_manifest
+from rollcast.consumer.store.manifest import Manifest
+from rollcast.consumer.store.reading import parse_manifest
 from rollcast.consumer.store.template import MANIFEST_SUFFIX
 from rollcast.schemas import TRAIN_STREAM
 
