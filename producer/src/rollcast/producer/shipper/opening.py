@@ -26,10 +26,13 @@ class Opening:
         self._ahead: tuple[Path, asyncio.Task[Bundle | None]] | None = None
         self._given_up = threading.Event()
 
+    def is_ahead(self, path: Path) -> bool:
+        """Returns whether a bundle that comes next has been opened ahead: it is on its way already."""
+        return self._ahead is not None and self._ahead[0] == path
+
     def deaths(self, path: Path) -> int:
         """Returns how many shippers have died at a bundle that comes next; if any has, it must be on its way alone."""
-        is_ahead = self._ahead is not None and self._ahead[0] == path
-        return 0 if is_ahead else self._claims.deaths(path)
+        return 0 if self.is_ahead(path) else self._claims.deaths(path)
 
     async def open(self, path: Path, following: Path | None) -> Bundle | None:
         """Returns a bundle, claimed, or None if it is on its way with another shipper; begins to open the next one.

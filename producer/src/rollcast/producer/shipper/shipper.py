@@ -198,12 +198,14 @@ class Shipper:
                 most_open = 1 if deaths else self._config.max_open_bundles
                 while len(closing) >= most_open:
                     closing = await _one_done(closing)
-                await self._turns.take(self._spool.path, deaths)
+                if not opening.is_ahead(path):
+                    await self._turns.take(self._spool.path, deaths)
+                ahead = None if self._turns.are_asked_for else following
                 shipment = _Shipment(
                     path, min(part_bytes, self._part_bytes.get(path, part_bytes)), BundleDelivery(delivery)
                 )
                 shipments.append(shipment)
-                if await self._send_parts(shipment, opening.open(path, following)):
+                if await self._send_parts(shipment, opening.open(path, ahead)):
                     closing.add(asyncio.create_task(self._close(shipment, shipments), name=f"close-{path.name}"))
                 else:
                     shipments.remove(shipment)
