@@ -17,7 +17,8 @@ from results import write
 
 from fixtures.frames import ShardSource, frames_of
 from rollcast.schemas import SamplePart, TensorSlice, build_dump_payload, decode
-from rollcast.schemas.parts import content_digest, join, pack_large_values, split
+from rollcast.schemas.joining import join
+from rollcast.schemas.parts import content_digest, pack_large_values, split
 from rollcast.schemas.tensors import columns_of
 from rollcast.schemas.topics import record_key
 from rollcast_demo.learner import Learner

@@ -25,7 +25,8 @@ from rollcast.consumer import LocalDumpStore
 from rollcast.consumer.broker import Broker
 from rollcast.consumer.rollout import OffsetSpan
 from rollcast.consumer.store import Dump, Manifest, PublishedDump
-from rollcast.consumer.store.manifest import read_manifest
+from rollcast.consumer.store.manifest import manifest_path
+from rollcast.consumer.store.reading import parse_manifest
 from rollcast.consumer.topics import prepare_topics
 
 
@@ -70,7 +71,7 @@ def rollout(rollout_id: int) -> list[tuple[bytes | None, bytes | None]]:
 
 
 def manifest(installed: Installation, name: str) -> Manifest:
-    found = read_manifest(installed.folder / "run" / name)
+    found = parse_manifest(manifest_path(installed.folder / "run" / name))
     assert found is not None
     return found
 

@@ -18,8 +18,10 @@ from fixtures.stored import KEY, MISSING, dump, names, payload_of
 from rollcast.consumer.metrics import Metric
 from rollcast.consumer.rollout import Missing, OffsetSpan
 from rollcast.consumer.store import Dump, LocalDumpStore, Manifest, PublishedDump
+from rollcast.consumer.store.describing import worth_of
 from rollcast.consumer.store.files import HashingWriter
-from rollcast.consumer.store.manifest import read_manifest, worth_of
+from rollcast.consumer.store.manifest import manifest_path
+from rollcast.consumer.store.reading import parse_manifest
 from rollcast.consumer.store.steps import Step
 from rollcast.schemas import SHARD_SLOT
 
@@ -75,7 +77,7 @@ def test_a_newer_attempt_replaces_and_the_older_dump_is_kept_aside(store: LocalD
         "7.pt",
         "7.pt.manifest.json",
     ]
-    kept = read_manifest(tmp_path / "run" / "7.attempt-1.pt")
+    kept = parse_manifest(manifest_path(tmp_path / "run" / "7.attempt-1.pt"))
     assert kept == replace(old.manifest, files=(replace(old.manifest.files[0], name="7.attempt-1.pt"),))
     aside = tmp_path / "run" / "7.attempt-1.pt"
     assert hashlib.sha256(aside.read_bytes()).hexdigest() == old.manifest.sha256
@@ -107,7 +109,7 @@ def test_an_incomplete_dump_has_a_name_of_its_own_and_goes_when_the_complete_one
     incomplete = store.publish(dump(missing=MISSING))
     assert names(tmp_path / "run") == ["7.incomplete.pt", "7.incomplete.pt.manifest.json"]
     assert incomplete.manifest.missing == MISSING
-    assert read_manifest(incomplete.path) == incomplete.manifest
+    assert parse_manifest(manifest_path(incomplete.path)) == incomplete.manifest
     assert store.published(KEY) is None
 
     store.publish(dump())

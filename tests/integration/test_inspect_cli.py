@@ -3,6 +3,7 @@
 import hashlib
 import io
 import pickle
+import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 import torch
 
 from fixtures.command import command, one_sentence
+from rollcast.consumer.dump_file import load_dump
+from rollcast.consumer.errors import DumpFileError
 from rollcast.consumer.metrics import Metric, compute_metrics
 from rollcast.consumer.rollout import Missing, OffsetSpan, RolloutId
 from rollcast.consumer.store import Manifest
@@ -208,6 +211,9 @@ def test_a_file_that_is_no_dump_is_one_sentence(
     told = one_sentence(capsys)
     assert f"{path} {sentence}" in told
     assert "weights_only" not in told
+    # Whoever has not looked at the file before is told the same.
+    with pytest.raises(DumpFileError, match=re.escape(f"{path} {sentence}")):
+        load_dump(path)
 
 
 @pytest.mark.parametrize("subcommand", [("inspect",), ("diff", "{file}")])

@@ -11,7 +11,8 @@ import torch
 from fixtures.topic import read_until
 from rollcast.consumer import ConsumeConfig, Daemon
 from rollcast.consumer.broker import Broker
-from rollcast.consumer.store.manifest import read_manifest
+from rollcast.consumer.store.manifest import manifest_path
+from rollcast.consumer.store.reading import parse_manifest
 from rollcast.producer import Publisher, PublisherConfig, PublishStatus, publish_policy_loss_call
 from rollcast.schemas import Topics
 
@@ -68,7 +69,7 @@ async def test_each_call_becomes_a_file_beside_the_dumps(broker: Broker, tmp_pat
             difference = (sample["train_log_probs"] - sample["rollout_log_probs"]).abs()
             assert torch.equal(sample["log_prob_abs_diff"], difference)
             assert sample["local_loss_masks"].dtype == torch.float32
-        manifest = read_manifest(path)
+        manifest = parse_manifest(manifest_path(path))
         assert manifest is not None
         assert manifest.id.stream == "policy-loss/0"
 

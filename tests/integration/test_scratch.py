@@ -30,7 +30,8 @@ from rollcast.consumer.scratch import Scratch
 from rollcast.schemas import DEFAULT_LIMITS, Column, DpShard, LimitError, SamplePart, TensorSlice, build_dump_payload
 from rollcast.schemas.codec import RAW
 from rollcast.schemas.errors import ContractError
-from rollcast.schemas.parts import MIN_PART_BYTES, PlacedSlice
+from rollcast.schemas.joining import PlacedSlice
+from rollcast.schemas.parts import MIN_PART_BYTES
 
 Event = SamplePart | DpShard
 

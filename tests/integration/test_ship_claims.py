@@ -28,7 +28,7 @@ from rollcast.producer.shipper.opening import Opening
 from rollcast.producer.spool import pages
 from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.producer.spool.pages import require_readable
-from rollcast.producer.spool.read import TENSORS_NAME, read_bundle
+from rollcast.producer.spool.read import TENSORS_NAME, UnusableBundleError, read_bundle, read_closing_event
 from rollcast.schemas import DpShard, SamplePart, Topics
 from rollcast.schemas.framing import encode
 
@@ -153,7 +153,7 @@ async def test_the_next_bundle_is_opened_while_one_is_sent(tmp_path: Path) -> No
     await opening.open(first, second)
     await until(lambda: ours.deaths(second) == 1)
     assert not theirs.take(second)
-    assert not opening.is_suspect(second)
+    assert opening.deaths(second) == 0
     opened = await opening.open(second, None)
     assert opened is not None
     assert opened.shard.rollout_id == 1
@@ -168,7 +168,7 @@ async def test_no_bundle_is_opened_beside_one_at_which_a_shipper_has_died(tmp_pa
     paths = [path for _, path in SpoolFolder(tmp_path).bundles()]
     _kill_shippers(paths[suspect], 1)
     opening = Opening(Claims())
-    assert opening.is_suspect(paths[0]) == (suspect == 0)
+    assert opening.deaths(paths[0]) == (suspect == 0)
     await opening.open(paths[0], paths[1])
     await opening.end()
     assert Claims().take(paths[1])
@@ -337,6 +337,9 @@ async def test_a_bundle_whose_tensors_a_disk_has_damaged_is_set_aside_and_announ
         last = file.read()
         file.seek(-1, os.SEEK_END)
         file.write(bytes([last[0] ^ 1]))
+    with pytest.raises(UnusableBundleError) as unusable:
+        read_bundle(damaged)
+    assert unusable.value.shard == read_closing_event(damaged)
     with shipper(tmp_path, _config(broker, topics)) as ship:
         await ship.run()
     assert (ship.stats.set_aside_bundles, ship.stats.shipped_bundles) == (1, 1)

@@ -67,6 +67,7 @@ async def test_prometheus_sees_the_shipper_the_spool_and_the_publishers(
         for sample in family.samples
     }
     assert samples["rollcast_ship_shipped_bundles_total", None, None] == 1
+    assert samples["rollcast_ship_shipped_marks_total", None, None] == 0
     assert samples["rollcast_ship_records_total", None, None] == 9
     assert samples["rollcast_ship_wire_bytes_total", None, None] > 1000
     for counter in ("resent_bundles", "set_aside_bundles", "kafka_errors"):

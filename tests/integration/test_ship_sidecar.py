@@ -15,7 +15,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from fixtures.installation import until
-from fixtures.shipping import SHIP, closed, direct, publish, ship_process
+from fixtures.shipping import SHIP, closed, direct, publish, publish_one_and_drop, ship_process
 from fixtures.topic import payload_in, read_until
 from rollcast.consumer.broker import Broker
 from rollcast.consumer.difference import differences
@@ -93,7 +93,9 @@ async def test_a_spool_that_is_not_there_yet_is_waited_for_while_the_others_are_
 
 
 async def test_the_log_tells_what_is_shipped_where_and_why_it_ends(broker: Broker, tmp_path: Path, prefix: str) -> None:
-    spools = _spools(tmp_path, 2)
+    spools = [tmp_path / "first", tmp_path / "second"]
+    publish(spools[0], 0)
+    publish_one_and_drop(spools[1], 1, 2)
     options = (*(f"--spool={spool}" for spool in spools), f"--topic-prefix={prefix}", "--stop-with-trainers")
     with ship_process(*options, f"--bootstrap={broker.bootstrap_servers}") as ship:
         assert ship.stderr is not None
@@ -103,24 +105,27 @@ async def test_the_log_tells_what_is_shipped_where_and_why_it_ends(broker: Broke
     assert (
         f"rollcast {version('rollcast')} ships {named} to topic {prefix}.records at {broker.bootstrap_servers}" in log
     )
-    assert "shipped in all: 2 bundles of" in log
+    assert "shipped in all: 2 bundles and 1 drop mark of" in log
     assert "no spool has bundles or trainers any more" in log
 
 
-async def test_a_minute_in_which_something_was_shipped_is_one_line(
+async def test_a_minute_in_which_something_was_shipped_is_one_line_with_bundles_and_drop_marks_apart(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
     stats = ShipperStats()
-    publish(tmp_path, 0)
+    publish_one_and_drop(tmp_path, 0, 1, 2)
     with Summary([(SpoolFolder(tmp_path), stats)], every_s=0.05):
         stats.shipped_bundles, stats.shipped_bytes, stats.wire_bytes = 3, 30_000_000, 10_000_000
-        await until(lambda: "MB/s; 1 wait" in caplog.text)
-        stats.shipped_bundles, stats.shipped_bytes = 4, 31_000_000
-        await until(lambda: caplog.text.count("MB/s; 1 wait") == 2)
+        await until(lambda: "MB/s; waiting: 1 bundle and 2 drop marks" in caplog.text)
+        stats.shipped_bundles, stats.shipped_bytes, stats.shipped_marks = 4, 31_000_000, 1
+        await until(lambda: caplog.text.count("MB/s; waiting: ") == 2)
+        stats.shipped_marks = 3
+        await until(lambda: caplog.text.count("MB/s; waiting: ") == 3)
     assert caplog.text.count("shipped: 3 bundles of 30.0 MB, as 10.0 MB on the wire") == 1
-    assert caplog.text.count("shipped: 1 bundles of 1.0 MB, as 0.0 MB on the wire") == 1
-    assert caplog.text.count("shipped in all: 4 bundles of 31.0 MB") == 1
+    assert caplog.text.count("shipped: 1 bundle and 1 drop mark of 1.0 MB, as 0.0 MB on the wire") == 1
+    assert caplog.text.count("shipped: 2 drop marks of 0.0 MB") == 1
+    assert caplog.text.count("shipped in all: 4 bundles and 3 drop marks of 31.0 MB") == 1
 
 
 def test_help_tells_every_default(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,8 @@ from rollcast.consumer.retention import Retention
 from rollcast.consumer.rollout import RolloutKey
 from rollcast.consumer.store import LocalDumpStore, Manifest, inventory
 from rollcast.consumer.store.files import LOCK_NAME
-from rollcast.consumer.store.manifest import manifest_path, read_manifest
-from rollcast.consumer.store.reading import usable
+from rollcast.consumer.store.manifest import manifest_path
+from rollcast.consumer.store.reading import parse_manifest, usable
 from rollcast.consumer.verification import verify
 
 
@@ -195,7 +195,7 @@ def test_a_dump_that_does_not_fit_into_the_quota_is_refused_and_nothing_is_chang
 def test_a_manifest_tells_where_a_dump_came_from_and_what_was_dropped(tmp_path: Path) -> None:
     published = store(tmp_path).publish(dump())
 
-    manifest = read_manifest(published.path)
+    manifest = parse_manifest(manifest_path(published.path))
 
     assert manifest is not None
     assert manifest.duplicates == 3
@@ -277,7 +277,7 @@ def test_what_another_process_has_published_or_removed_counts_for_the_retention(
 def test_what_stands_for_a_manifest_and_is_none_holds_up_neither_retention_nor_verify(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: str
 ) -> None:
-    monkeypatch.setattr("rollcast.consumer.store.manifest._MAX_BYTES", 100_000)
+    monkeypatch.setattr("rollcast.consumer.store.reading._MAX_BYTES", 100_000)
     kept = store(tmp_path, retention=Retention(keep_last=2))
     kept.publish(dump(1))
     odd = tmp_path / "run" / "0.pt.manifest.json"

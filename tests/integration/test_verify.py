@@ -1,6 +1,7 @@
 """`rollcast verify`: sound, damaged, miscounted, and what no manifest describes."""
 
 import errno
+import io
 import os
 import re
 import subprocess
@@ -198,7 +199,35 @@ def test_a_folder_that_may_not_be_looked_into_is_told(
 
     monkeypatch.setattr(os, "scandir", refusing)
     assert verify(monkeypatch, "--quiet", folder) == 1
-    assert f"BAD  {closed}: it cannot be looked into: Permission denied" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert f"shut {closed}: it cannot be looked into: Permission denied" in told
+    assert told.endswith("3 sound, 0 bad, 1 shut\n")
+
+
+@pytest.mark.parametrize("which", ["run/1.pt", "run/1.pt.manifest.json"])
+@pytest.mark.parametrize("asked", ["", "run/1.pt"])
+def test_what_this_user_may_not_read_is_not_called_bad_and_not_to_be_made_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], which: str, asked: str
+) -> None:
+    closed = folder / which
+
+    def refusing(opens: Callable[..., Any]) -> Callable[..., Any]:
+        def refuse(path: Any, *rest: Any, **options: Any) -> Any:
+            if path == closed:
+                # As above.
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return opens(path, *rest, **options)
+
+        return refuse
+
+    for module in (os, io):
+        monkeypatch.setattr(module, "open", refusing(module.open))
+    assert verify(monkeypatch, "--quiet", folder / asked) == 1
+    shut, remedy, last = capsys.readouterr().out.splitlines()
+    assert shut.startswith(f"shut {folder}/run/1.pt")
+    assert shut.endswith("cannot be read: Permission denied")
+    assert "this user may not read them" in remedy
+    assert last.endswith(" sound, 0 bad, 1 shut")
 
 
 def test_a_dump_that_needs_code_to_load_is_not_sound_and_the_code_is_not_run(

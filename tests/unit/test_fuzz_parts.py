@@ -31,7 +31,7 @@ from rollcast.schemas import (
     encode,
 )
 from rollcast.schemas.codec import decompress_into
-from rollcast.schemas.parts import join
+from rollcast.schemas.joining import join
 
 quick = settings(deadline=None, max_examples=100)
 _PART = next(event for event in GENUINE if isinstance(event, SamplePart))

@@ -12,7 +12,8 @@ from fixtures.stored import MISSING, dump
 from rollcast.consumer.errors import DumpFileError
 from rollcast.consumer.rollout import OffsetSpan
 from rollcast.consumer.store import Dump, Manifest
-from rollcast.consumer.store.manifest import ManifestFile, manifest_of
+from rollcast.consumer.store.describing import manifest_of
+from rollcast.consumer.store.manifest import ManifestFile
 
 FILES = tuple(ManifestFile(name=f"7_{rank}.pt", rank=rank, sha256="ab" * 32, size=5) for rank in (0, 1))
 HUGE, DEEP = 2**200, "[" * 1000 + "]" * 1000

@@ -18,14 +18,8 @@ from rollcast.schemas import (
     decode,
     encode,
 )
-from rollcast.schemas.parts import (
-    MIN_PART_BYTES,
-    content_digest,
-    join,
-    pack_large_values,
-    split,
-    unpack_large_values,
-)
+from rollcast.schemas.joining import join, unpack_large_values
+from rollcast.schemas.parts import MIN_PART_BYTES, content_digest, pack_large_values, split
 from rollcast.schemas.tensors import columns_of, unflatten
 
 _SLOT = SamplePart(

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 
 from rollcast.consumer import differences
-from rollcast.consumer.store.manifest import Manifest, read_manifest
+from rollcast.consumer.store.manifest import Manifest, manifest_path
+from rollcast.consumer.store.reading import parse_manifest
 from rollcast_demo.daemon import Daemon
 
 _LOOK_EVERY_S = 0.2
@@ -90,5 +91,5 @@ def compare(pair: DumpPair) -> Verdict:
 
 
 def _complete_manifest(pair: DumpPair) -> Manifest | None:
-    manifest = read_manifest(pair.through_kafka)
+    manifest = parse_manifest(manifest_path(pair.through_kafka))
     return manifest if manifest is not None and manifest.complete else None

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from rollcast.consumer.container import check_beginning
-from rollcast.consumer.errors import DumpFileError
+from rollcast.consumer.errors import ClosedFileError, DumpFileError
 from rollcast.consumer.store.files import file_sha256
-from rollcast.consumer.store.manifest import Manifest, ManifestFile, manifest_path, parse_manifest
-from rollcast.consumer.store.reading import usable
+from rollcast.consumer.store.manifest import Manifest, ManifestFile, manifest_path
+from rollcast.consumer.store.reading import parse_manifest, usable
 from rollcast.consumer.store.template import MANIFEST_SUFFIX
 
 
@@ -22,9 +22,9 @@ def load_dump(path: Path) -> dict[str, Any]:
     Raises:
         DumpFileError: there is no readable file of a dump.
     """
-    check_beginning(path)
     try:
         if not zipfile.is_zipfile(path):
+            check_beginning(path)
             raise DumpFileError(f"{path} is cut short: the end of the archive is missing")
         payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except DumpFileError:
@@ -81,7 +81,7 @@ def check_against(path: Path, file: ManifestFile) -> None:
     """Returns if the file is the one that its manifest describes, by size and SHA-256.
 
     Raises:
-        DumpFileError: it is another, or cannot be read.
+        DumpFileError: it is another, or cannot be read; a `ClosedFileError` where this user may not read it.
     """
     try:
         size = path.stat().st_size
@@ -91,6 +91,8 @@ def check_against(path: Path, file: ManifestFile) -> None:
                 "it was changed or cut after it was written"
             )
         digest = file_sha256(path)
+    except PermissionError as exc:
+        raise ClosedFileError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     except OSError as exc:
         raise DumpFileError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     if digest != file.sha256:

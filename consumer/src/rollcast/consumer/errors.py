@@ -101,6 +101,10 @@ class DumpFileError(ConsumerError):
     """A file that is not a readable dump."""
 
 
+class ClosedFileError(DumpFileError):
+    """A file that this user may not read, so that nothing is known of it."""
+
+
 class ConsumeError(ConsumerError):
     """Kafka refused something for good, such as a missing permission."""
 

@@ -9,7 +9,7 @@ from rollcast.consumer.errors import ConflictError, InvalidRecordError
 from rollcast.consumer.rivals import same_content
 from rollcast.consumer.rollout import Missing, OffsetSpan, Place, Rollout, RolloutId, Shard, SlotCut, WholeSlot
 from rollcast.schemas import SHARD_SLOT, DpShard, SamplePart
-from rollcast.schemas.parts import PlacedSlice
+from rollcast.schemas.joining import PlacedSlice
 
 _PART_BYTES = 1024
 _COLUMN_BYTES = 600

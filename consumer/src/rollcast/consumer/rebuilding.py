@@ -19,7 +19,7 @@ from rollcast.consumer.rivals import place_beside
 from rollcast.consumer.rollout import Place, RolloutKey
 from rollcast.consumer.scratch import Scratch
 from rollcast.consumer.store import Dump, LocalDumpStore, Manifest
-from rollcast.consumer.store.manifest import digests_of
+from rollcast.consumer.store.describing import digests_of
 from rollcast.consumer.topics import prepare_topics
 from rollcast.consumer.validity import check_event
 from rollcast.consumer.verification import verify

@@ -9,7 +9,8 @@ import torch
 from rollcast.consumer.rollout import Missing, Rollout, Shard, SlotCut, WholeSlot
 from rollcast.consumer.streams import policy_loss_rank
 from rollcast.schemas import DEFAULT_LIMITS, SHARD_SLOT, Limits, ShardContentError, build_dump_payload
-from rollcast.schemas.parts import content_digest, join, unpack_large_values
+from rollcast.schemas.joining import join, unpack_large_values
+from rollcast.schemas.parts import content_digest
 from rollcast.schemas.shards import LAYOUT_FIELDS, WHOLE_BATCH_FIELDS, join_shard
 from rollcast.schemas.tensors import Replaced, normalise, unflatten
 

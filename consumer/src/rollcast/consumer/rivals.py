@@ -10,7 +10,8 @@ import numpy.typing as npt
 from rollcast.consumer.rollout import Place, Rollout, Shard, WholeSlot
 from rollcast.schemas import Column, Limits, SamplePart, TensorSlice
 from rollcast.schemas.framing import encode_column
-from rollcast.schemas.parts import PlacedSlice, content_digest, decode_slice_into, join
+from rollcast.schemas.joining import PlacedSlice, decode_slice_into, join
+from rollcast.schemas.parts import content_digest
 
 if TYPE_CHECKING:
     from rollcast.consumer.scratch import Scratch

@@ -20,7 +20,7 @@ from rollcast.consumer.rollout import RolloutId
 from rollcast.schemas import Column, LimitError, Limits, SamplePart, ShardContentError, TensorSlice
 from rollcast.schemas.codec import RAW, compress
 from rollcast.schemas.dtypes import item_bytes
-from rollcast.schemas.parts import PlacedSlice, check_announced, decode_slice_into
+from rollcast.schemas.joining import PlacedSlice, check_announced, decode_slice_into
 
 _FIRST_SEGMENT_BYTES = 1024 * 1024
 _LARGEST_SEGMENT_BYTES = 64 * 1024 * 1024

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollcast.consumer.dump_file import check_against, described_in, load_dump, samples_of
-from rollcast.consumer.errors import DumpFileError
+from rollcast.consumer.errors import ClosedFileError, DumpFileError
 from rollcast.consumer.store.aside import unknown_digest
 from rollcast.consumer.store.files import file_sha256
-from rollcast.consumer.store.manifest import Manifest, parse_manifest
+from rollcast.consumer.store.manifest import Manifest
+from rollcast.consumer.store.reading import parse_manifest
 from rollcast.consumer.store.template import MANIFEST_SUFFIX
 from rollcast.schemas import TRAIN_STREAM
 
@@ -25,12 +26,14 @@ class Verdict:
         manifest: that it was checked against; None without a usable one.
         problem: why it is not sound; None if it is.
         unknown: whether it is no dump, but a file that stood in the way of one and was kept aside.
+        closed: whether the problem is only that this user may not read it.
     """
 
     path: Path
     manifest: Manifest | None
     problem: str | None = None
     unknown: bool = False
+    closed: bool = False
 
     def __str__(self) -> str:
         """Names the path and the problem, each once."""
@@ -58,7 +61,7 @@ def _verify_below(folder: Path) -> Iterator[Verdict]:
     closed: list[OSError] = []
     paths = sorted(_paths_below(folder, closed))
     for problem in closed:
-        yield Verdict(Path(problem.filename), None, f"it cannot be looked into: {problem.strerror}")
+        yield _unreadable(Path(problem.filename), "it cannot be looked into", problem)
     described: set[Path] = set()
     for path in paths:
         if path.name.endswith(MANIFEST_SUFFIX):
@@ -85,7 +88,7 @@ def _verify_manifest(path: Path) -> Verdict:
     except DumpFileError as exc:
         return Verdict(path, None, str(exc))
     except OSError as exc:
-        return Verdict(path, None, f"it cannot be read: {exc.strerror or exc}")
+        return _unreadable(path, "it cannot be read", exc)
     return _verdict(path, manifest) if manifest is not None else Verdict(path, None, "it is not there")
 
 
@@ -95,7 +98,7 @@ def _verify_file(path: Path) -> Verdict:
     except DumpFileError as exc:
         return Verdict(path, None, f"its manifest cannot be used: {exc}")
     except OSError as exc:
-        return Verdict(path, None, f"it or its manifest cannot be read: {exc.strerror or exc}")
+        return _unreadable(path, "it or its manifest cannot be read", exc)
     if described is not None:
         return _verdict(path, described[0])
     return _verify_undescribed(path) if path.exists() else Verdict(path, None, "it is not there")
@@ -108,7 +111,7 @@ def _verify_undescribed(path: Path) -> Verdict:
     try:
         digest = file_sha256(path)
     except OSError as exc:
-        return Verdict(path, None, f"it cannot be read: {exc.strerror or exc}")
+        return _unreadable(path, "it cannot be read", exc)
     if not digest.startswith(told):
         return Verdict(path, None, f"its SHA-256 is {digest}: it was changed after it was kept aside")
     return Verdict(path, None, unknown=True)
@@ -120,8 +123,12 @@ def _verdict(beside: Path, manifest: Manifest) -> Verdict:
     try:
         _check(beside, manifest)
     except DumpFileError as exc:
-        return Verdict(path, manifest, str(exc))
+        return Verdict(path, manifest, str(exc), closed=isinstance(exc, ClosedFileError))
     return Verdict(path, manifest)
+
+
+def _unreadable(path: Path, problem: str, error: OSError) -> Verdict:
+    return Verdict(path, None, f"{problem}: {error.strerror or error}", closed=isinstance(error, PermissionError))
 
 
 def _check(beside: Path, manifest: Manifest) -> None:

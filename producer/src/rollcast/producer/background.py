@@ -4,14 +4,13 @@ import atexit
 import logging
 import os
 import time
-from collections.abc import Sequence
-from pathlib import Path
 
 from rollcast.producer.committer import Committer
+from rollcast.producer.counted import counted
 from rollcast.producer.session import Session
 from rollcast.producer.shipper.launch import LOG_NAME, ShipperLauncher
 from rollcast.producer.spool.trainers import LivingTrainer, register
-from rollcast.producer.spool.usage import is_mark
+from rollcast.producer.spool.usage import bundles_in_words
 from rollcast.producer.stats import Counters
 
 _EXIT_FLUSH_S = 5.0
@@ -38,7 +37,7 @@ class Background:
         if swept := spool.sweep_unfinished(config.run_id, session.attempt):
             _log.warning(
                 "lost with a trainer that ended before they were whole: %s (%s)",
-                _counted(len(swept), "bundle"),
+                counted(len(swept), "bundle"),
                 ", ".join(swept[:_NAMED_BUNDLES]),
             )
         self._trainer_lock = spool.register_trainer()
@@ -75,15 +74,16 @@ class Background:
         if dropped:
             missing.append(f"dropped were {', '.join(f'{count} ({reason})' for reason, count in dropped.items())}")
         if count := self.committer.open_jobs:
-            missing.append(f"not committed yet, and lost if this process ends: {_counted(count, 'bundle')}")
+            missing.append(f"not committed yet, and lost if this process ends: {counted(count, 'bundle')}")
         if count := self.committer.unannounced:
-            missing.append(f"not announced, because {path} took no mark of them: {_counted(count, 'drop')}")
+            missing.append(f"not announced, because {path} took no mark of them: {counted(count, 'drop')}")
         if count := session.set_aside():
             aside = path / ".poison"
-            missing.append(f"cannot be shipped: {_counted(count, 'bundle')}; {aside} has them, each with its reason")
+            missing.append(f"cannot be shipped: {counted(count, 'bundle')}; {aside} has them, each with its reason")
         if waiting := session.waiting():
             address = session.config.bootstrap_servers
-            missing.append(f"waiting in {path} for Kafka at {address}: {_told(waiting)}, and {self._who_goes_on()}")
+            told = bundles_in_words(waiting)
+            missing.append(f"waiting in {path} for Kafka at {address}: {told}, and {self._who_goes_on()}")
         return missing
 
     def _who_goes_on(self) -> str:
@@ -100,14 +100,3 @@ class Background:
         # A forked child has the object, but not its thread.
         if os.getpid() == self._process:
             self.committer.close(_EXIT_FLUSH_S)
-
-
-def _told(waiting: Sequence[Path]) -> str:
-    """Says what waits; the mark of a drop is a bundle too, but nobody's data."""
-    marks = sum(map(is_mark, waiting))
-    counts = {"bundle": len(waiting) - marks, "drop mark": marks}
-    return " and ".join(_counted(count, what) for what, count in counts.items() if count)
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

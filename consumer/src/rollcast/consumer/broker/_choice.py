@@ -49,7 +49,11 @@ class Broker(Protocol):
         ...
 
     def wait(self) -> None:
-        """Blocks until the broker ends without having been asked to, which it raises as `BrokerExitedError`."""
+        """Blocks until the broker ends without having been asked to; returns only for one that is not ours to watch.
+
+        Raises:
+            BrokerExitedError: it ended.
+        """
         ...
 
 
@@ -67,7 +71,7 @@ class ExternalBroker:
         return f"the broker named in {BOOTSTRAP_VARIABLE}"
 
     def answers(self) -> bool:
-        """Whether a Kafka answers at one of the addresses; blocks for a few seconds at most for each."""
+        """Tells whether a Kafka answers at one of the addresses; blocks for a few seconds at most for each."""
         return any(_answers(address.strip()) for address in self.bootstrap_servers.split(","))
 
     def wait(self) -> None:
@@ -83,20 +87,20 @@ def _answers(address: str) -> bool:
 def running_broker(
     config: BrokerConfig = _DEFAULT_CONFIG, *, report: Callable[[str], None] = _logger.info
 ) -> Iterator[Broker]:
-    """Gives a broker that answers clients for the time of the `with` block.
+    """Yields a broker that answers clients for the time of the `with` block.
 
     Tried in this order: the address in `ROLLCAST_BOOTSTRAP_SERVERS` (taken as it is; `config` does not reach it),
     a container when a Docker engine answers on this machine, Apache Kafka on a JVM. Blocks while it starts.
 
     Args:
-        config: Port, folder, memory and Kafka properties of a broker of our own.
-        report: Takes lines about what is going on, for a person.
+        config: port, folder, memory and Kafka properties of a broker of our own.
+        report: takes lines about what is going on, for a person.
 
     Raises:
         BrokerConfigError: `ROLLCAST_BOOTSTRAP_SERVERS` is no address.
-        NoBrokerError: No way works; the message has each way, why it failed, and what to do.
-        PortTakenError: Somebody else listens on the port in `config`.
-        DataFolderTakenError: Another broker keeps its records in the folder in `config`.
+        NoBrokerError: no way works; the message has each way, why it failed, and what to do.
+        PortTakenError: somebody else listens on the port in `config`.
+        DataFolderTakenError: another broker keeps its records in the folder in `config`.
     """
     named = os.environ.get(BOOTSTRAP_VARIABLE)
     if named:

@@ -19,20 +19,22 @@ SMALLEST_HEAP_MB: Final = 128
 class BrokerConfig:
     """How a local broker runs; the defaults suit tests and the demo.
 
+    Attributes:
+        data_dir: folder of records, settings and log; None: a temporary one, removed by `stop()`.
+        port: on 127.0.0.1; None: a free one, kept over restarts of the same object.
+        heap_mb: upper bound of the JVM's heap; the process takes about 150 MB beyond it.
+        start_timeout_s: from the start of the process until it must answer clients.
+        properties: further ones of Kafka; they win over Rollcast's own, but for listeners, quorum and folders.
+
     Raises:
-        BrokerConfigError: A value no broker could run with.
+        BrokerConfigError: a value no broker could run with.
     """
 
     data_dir: Path | None = None
-    """Folder of records, settings and log; None: a temporary one, removed by `stop()`."""
     port: int | None = None
-    """Port on 127.0.0.1; None: a free one, kept over restarts of the same object."""
     heap_mb: int = 512
-    """Upper bound of the JVM's heap; the process takes about 150 MB beyond it."""
     start_timeout_s: float = 120.0
-    """Seconds from the start of the process until it must answer clients."""
     properties: Mapping[str, str] = field(default_factory=dict)
-    """Further Kafka server properties; they win over Rollcast's own, but for listeners, quorum and folders."""
 
     def __post_init__(self) -> None:
         if self.port is not None and not 0 < self.port < 65536:
@@ -47,7 +49,7 @@ class BrokerConfig:
 
 
 def single_node_properties(config: BrokerConfig) -> dict[str, str]:
-    """Kafka server properties of a one-node cluster, all but listeners, quorum and folders.
+    """Returns the Kafka server properties of a one-node cluster, all but listeners, quorum and folders.
 
     One replica of everything, no topic made by accident, groups that start at once.
     """

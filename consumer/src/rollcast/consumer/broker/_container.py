@@ -31,7 +31,7 @@ _LAST_LINES: Final = 15
 
 
 def container_environment(config: BrokerConfig, port: int) -> dict[str, str]:
-    """Environment of the Apache Kafka image for a broker that clients reach on the loopback port `port`."""
+    """Returns the environment of the Apache Kafka image for a broker that clients reach on the loopback port `port`."""
     properties = single_node_properties(config)
     properties |= {
         "listeners": f"PLAINTEXT://0.0.0.0:{_INSIDE_PORT},CONTROLLER://{LOOPBACK}:9093",
@@ -46,8 +46,8 @@ class ContainerBroker:
     """A Kafka in a container whose port is bound to 127.0.0.1 only; its records go with the container.
 
     Args:
-        config: Port, memory and Kafka properties.
-        report: Takes lines about what is going on, for a person.
+        config: port, memory and Kafka properties.
+        report: takes lines about what is going on, for a person.
     """
 
     kind: Literal["container"] = "container"
@@ -72,8 +72,8 @@ class ContainerBroker:
         """Starts the container and returns when its Kafka answers clients.
 
         Raises:
-            ContainerUnavailableError: No engine, an engine elsewhere, or a container that does not come up.
-            PortTakenError: Somebody else listens on the port.
+            ContainerUnavailableError: no engine, an engine elsewhere, or a container that does not come up.
+            PortTakenError: somebody else listens on the port.
         """
         if self._config.data_dir is not None:
             # The image runs as a user of its own, who could not write to a folder of the caller's.
@@ -113,7 +113,7 @@ class ContainerBroker:
         """Blocks until the container ends without having been asked to; a signal handler may break it.
 
         Raises:
-            BrokerExitedError: It ended.
+            BrokerExitedError: it ended.
         """
         status = self._container.get_wrapped_container().wait(timeout=None)
         raise BrokerExitedError(f"the container of Kafka ended by itself: {status}")
@@ -137,7 +137,7 @@ def _require_local_engine() -> None:
     """Returns if a Docker engine on this machine answers, which is found out without a long wait.
 
     Raises:
-        ContainerUnavailableError: None does.
+        ContainerUnavailableError: none does.
     """
     from docker.errors import DockerException
     from testcontainers.core.docker_client import DockerClient, get_docker_host

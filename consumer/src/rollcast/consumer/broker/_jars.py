@@ -26,24 +26,27 @@ _ATTEMPTS: Final = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LockedJar:
-    """One jar and the content it must have."""
+    """One jar and the content it must have.
+
+    Attributes:
+        group: Maven group id.
+        artifact: Maven artifact id.
+        version: Maven version.
+        sha256: digest of the file, hex.
+    """
 
     group: str
-    """Maven group id."""
     artifact: str
-    """Maven artifact id."""
     version: str
-    """Maven version."""
     sha256: str
-    """Hash of the file, in hex."""
 
     def path_in(self, cache: Path) -> Path:
-        """Place of the jar in a folder laid out as a Maven repository."""
+        """Returns the place of the jar in a folder laid out as a Maven repository."""
         folder = cache.joinpath(*self.group.split("."), self.artifact, self.version)
         return folder / f"{self.artifact}-{self.version}.jar"
 
     def is_intact_in(self, cache: Path) -> bool:
-        """Whether the file is there with the pinned content."""
+        """Tells whether the file is there with the pinned content."""
         try:
             return file_sha256(self.path_in(cache)) == self.sha256
         except FileNotFoundError:
@@ -51,13 +54,13 @@ class LockedJar:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file, in hex."""
+    """Returns the digest of a file, hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def parse_lock(text: str) -> list[LockedJar]:
-    """Jars of a lock file: a line is the hash, a blank and `group:artifact:version`; `#` starts a comment."""
+    """Returns the jars of a lock file: a line is a hash, a blank, `group:artifact:version`; `#` starts a comment."""
     jars = []
     for line in text.splitlines():
         if line and not line.startswith("#"):
@@ -68,20 +71,20 @@ def parse_lock(text: str) -> list[LockedJar]:
 
 
 def default_cache() -> Path:
-    """Folder of the jars: outside every checkout, so that all checkouts and virtual environments share it."""
+    """Returns the folder of the jars: outside every checkout, so that all of them and their environments share it."""
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "rollcast" / "maven"
 
 
 def kafka_jars(report: Callable[[str], None]) -> list[Path]:
-    """Paths of Kafka's jars, every one with its pinned content; fetches those that are missing or damaged.
+    """Returns the paths of Kafka's jars, every one with its pinned content; fetches those that are missing or damaged.
 
     Args:
-        report: Takes a line of progress; called only when something has to be fetched.
+        report: takes a line of progress; called only when something has to be fetched.
 
     Raises:
-        BrokerExtraMissingError: Something has to be fetched and `jgo` is not installed.
-        JarDownloadError: It could not be fetched or stored.
+        BrokerExtraMissingError: something has to be fetched and `jgo` is not installed.
+        JarDownloadError: it could not be fetched or stored.
     """
     jars = parse_lock(LOCK_PATH.read_text("ascii"))
     cache = default_cache()

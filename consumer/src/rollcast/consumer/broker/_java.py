@@ -15,7 +15,7 @@ _VERSION_TIMEOUT_S: Final = 15.0
 
 
 def parse_java_major(version_text: str) -> int | None:
-    """Major version in what `java -version` prints; None when there is no version in it.
+    """Returns the major version in what `java -version` prints; None when there is no version in it.
 
     Java 8 and older call themselves 1.x, so "1.8.0_392" is 8.
     """
@@ -24,10 +24,10 @@ def parse_java_major(version_text: str) -> int | None:
 
 
 def find_java() -> Path:
-    """Path of a Java of version 17 or newer.
+    """Returns the path of a Java of version 17 or newer.
 
     Raises:
-        JavaNotFoundError: There is none; says what was looked at.
+        JavaNotFoundError: there is none; the message says what was looked at.
     """
     on_path = shutil.which("java")
     if on_path is None:

@@ -79,8 +79,8 @@ class JvmBroker:
     Not safe for use by several threads at once. All methods block: call them from a thread in async code.
 
     Args:
-        config: Port, folder, memory and Kafka properties.
-        report: Takes lines about what is going on, for a person.
+        config: port, folder, memory and Kafka properties.
+        report: takes lines about what is going on, for a person.
     """
 
     kind: Literal["jvm"] = "jvm"
@@ -99,7 +99,7 @@ class JvmBroker:
         """Address for clients, `127.0.0.1:PORT`.
 
         Raises:
-            BrokerError: The broker was never started, so it has no port yet.
+            BrokerError: the broker was never started, so it has no port yet.
         """
         if self._port is None:
             raise BrokerError("this broker has no address before its first start; call start()")
@@ -115,7 +115,7 @@ class JvmBroker:
         """Kafka's own log and everything its JVM printed.
 
         Raises:
-            BrokerError: There is no data folder yet, or no longer.
+            BrokerError: there is no data folder yet, or no longer.
         """
         return self._folder() / "broker.log"
 
@@ -137,13 +137,13 @@ class JvmBroker:
         """Starts the broker and returns when it answers clients; does nothing when it runs.
 
         Raises:
-            JavaNotFoundError: No Java of version 17 or newer.
+            JavaNotFoundError: no Java of version 17 or newer.
             BrokerExtraMissingError: Kafka's jars are not in the cache and `jgo` is not installed.
-            JarDownloadError: They cannot be fetched.
-            PortTakenError: Somebody else listens on the port.
-            DataFolderTakenError: Another broker keeps its records in the data folder; nothing in it was changed.
+            JarDownloadError: they cannot be fetched.
+            PortTakenError: somebody else listens on the port.
+            DataFolderTakenError: another broker keeps its records in the data folder; nothing in it was changed.
             BrokerStartError: Kafka ended, or did not answer within `start_timeout_s`.
-            BrokerError: The data folder cannot be written.
+            BrokerError: the data folder cannot be written.
         """
         if self.pid is not None:
             return
@@ -192,8 +192,8 @@ class JvmBroker:
         """Blocks until the broker ends without having been asked to; a signal handler may break it.
 
         Raises:
-            BrokerExitedError: It ended.
-            BrokerError: It was not running to begin with.
+            BrokerExitedError: it ended.
+            BrokerError: it was not running to begin with.
         """
         if self._process is None:
             raise BrokerError("this broker does not run, so its end cannot be awaited; call start() first")
@@ -211,7 +211,7 @@ class JvmBroker:
         """Makes the data folder and yields the descriptor of its lock; a JVM that inherits it holds it until it ends.
 
         Raises:
-            DataFolderTakenError: Another broker holds it.
+            DataFolderTakenError: another broker holds it.
         """
         if self._data_dir is None:
             self._data_dir = Path(tempfile.mkdtemp(prefix="rollcast-broker-"))

@@ -20,7 +20,7 @@ _CORRELATION: Final = 7
 
 
 def port_is_free(port: int) -> bool:
-    """Whether a server could listen on this loopback port now."""
+    """Tells whether a server could listen on this loopback port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         # As Java does: connections of an earlier broker that are still winding down are no obstacle.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -32,10 +32,10 @@ def port_is_free(port: int) -> bool:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different loopback ports on which nobody listens.
+    """Returns different loopback ports on which nobody listens.
 
     Raises:
-        OSError: So many ports are taken that none was found.
+        OSError: so many ports are taken that none was found.
     """
     candidates = random.sample(_CANDIDATES, _TRIES)
     ports = [port for port in candidates if port_is_free(port)][:count]
@@ -45,7 +45,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def kafka_answers(port: int, host: str = LOOPBACK) -> bool:
-    """Whether the Kafka on this port lists a live broker in its answer to a metadata request.
+    """Tells whether the Kafka on this port lists a live broker in its answer to a metadata request.
 
     Written by hand because the caller may be inside a running event loop, where asyncio clients cannot be
     driven, and because the `broker` extra has no Kafka client. Request and answer are those of Metadata

@@ -14,7 +14,7 @@ EXTRA_REMEDY = install_command("broker")
 
 
 def with_log(what: str, log_path: Path, last_lines: Sequence[str]) -> str:
-    """A message followed by the end of the log that explains it."""
+    """Returns a message followed by the end of the log that explains it."""
     tail = "".join(f"\n    {line}" for line in last_lines)
     return f"{what}; the end of its log {log_path}:{tail or ' (empty)'}"
 
@@ -33,7 +33,7 @@ class BrokerExtraMissingError(BrokerError):
     """A package of the `broker` extra is not installed.
 
     Attributes:
-        package: Name of the missing package.
+        package: name of the missing package.
     """
 
     def __init__(self, package: str) -> None:
@@ -59,7 +59,7 @@ class PortTakenError(BrokerError):
     """Another process listens on the port that the broker was told to use.
 
     Attributes:
-        port: The port.
+        port: the port.
     """
 
     def __init__(self, port: int) -> None:
@@ -74,7 +74,7 @@ class DataFolderTakenError(BrokerError):
     """Another broker that runs keeps its records in the data folder.
 
     Attributes:
-        folder: The data folder.
+        folder: the data folder.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -88,8 +88,8 @@ class BrokerStartError(BrokerError):
     """The broker's process did not come to the point where it answers clients.
 
     Attributes:
-        log_path: Where the whole log is; gone when the data folder was temporary.
-        last_lines: The end of that log.
+        log_path: where the whole log is; gone when the data folder was temporary.
+        last_lines: the end of that log.
     """
 
     def __init__(self, what: str, *, log_path: Path, last_lines: Sequence[str]) -> None:
@@ -106,7 +106,7 @@ class NoBrokerError(BrokerError):
     """Every way to a broker was tried and failed.
 
     Attributes:
-        attempts: Pairs of the way and the reason why it failed, in the order in which they were tried.
+        attempts: pairs of the way and the reason why it failed, in the order in which they were tried.
     """
 
     def __init__(self, attempts: Sequence[tuple[str, str]], *, variable: str) -> None:

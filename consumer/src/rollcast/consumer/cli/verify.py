@@ -27,16 +27,22 @@ def verify(
 ) -> None:
     """Check dumps against their manifests: size, SHA-256, samples, shards. Exit status: 0 all are sound, 1 not.
 
+    One that this user may not read is told as `shut`: nothing is known of it.
+
     A file NAME.unknown-DIGEST stood at a dump's name without a manifest, and was kept when the dump came; it is told,
     is no fault while it has that digest, and may be deleted.
     """
     from rollcast.consumer.verification import verify as verdicts
 
     show_warnings()
-    sound = unknown = 0
+    sound = unknown = closed = 0
     bad: list[Verdict] = []
     for path in paths:
         for verdict in verdicts(path):
+            if verdict.closed:
+                closed += 1
+                typer.echo(f"shut {verdict}")
+                continue
             if verdict.problem is not None:
                 bad.append(verdict)
                 typer.echo(f"BAD  {verdict}")
@@ -53,10 +59,14 @@ def verify(
         typer.echo("To make them again, with --bootstrap, --dump-path and --layout as `rollcast consume` has them:")
         for command in commands:
             typer.echo(f"  {command}")
-    aside = f", {unknown} kept aside" if unknown else ""
+    if closed:
+        typer.echo(
+            "Whether those that are shut are sound is not known: this user may not read them. Ask again as their owner."
+        )
+    aside = (f", {closed} shut" if closed else "") + (f", {unknown} kept aside" if unknown else "")
     nothing = f"no dump is in {', '.join(map(str, paths))}"
-    typer.echo(f"{sound} sound, {len(bad)} bad{aside}" if sound or bad else f"{nothing}{aside}")
-    if bad or not sound:
+    typer.echo(f"{sound} sound, {len(bad)} bad{aside}" if sound or bad or closed else f"{nothing}{aside}")
+    if bad or closed or not sound:
         raise typer.Exit(1)
 
 

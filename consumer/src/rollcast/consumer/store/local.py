@@ -17,6 +17,7 @@ from rollcast.consumer.metrics import Metric
 from rollcast.consumer.retention import Retention
 from rollcast.consumer.rollout import RolloutId, RolloutKey
 from rollcast.consumer.store.aside import keep_aside, keep_unknown
+from rollcast.consumer.store.describing import manifest_of, worth_of
 from rollcast.consumer.store.files import (
     HashingWriter,
     locked,
@@ -27,7 +28,7 @@ from rollcast.consumer.store.files import (
     temporary_beside,
     write_durably,
 )
-from rollcast.consumer.store.manifest import Manifest, ManifestFile, manifest_of, manifest_path, worth_of
+from rollcast.consumer.store.manifest import Manifest, ManifestFile, manifest_path
 from rollcast.consumer.store.protocol import Dump, PublishedDump
 from rollcast.consumer.store.reading import kept_at, published_as, tombstone_path, usable
 from rollcast.consumer.store.removal import Removal, remove_files

@@ -2,31 +2,22 @@
 
 import hashlib
 import json
-import os
-import platform
-import stat
-import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rollcast.consumer.brief import brief
 from rollcast.consumer.errors import DumpFileError
 from rollcast.consumer.metrics import Metric
-from rollcast.consumer.rollout import Missing, OffsetSpan, Rollout, RolloutId
+from rollcast.consumer.rollout import Missing, OffsetSpan, RolloutId
 from rollcast.consumer.store import fields
-from rollcast.consumer.store.protocol import Dump
 from rollcast.consumer.store.template import MANIFEST_SUFFIX
 from rollcast.consumer.streams import is_known
 from rollcast.schemas import SHARD_SLOT, ContractError
 from rollcast.schemas.topics import check_run_id
 
 FORMAT = "rollcast.manifest/1"
-
-_MAX_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,87 +187,9 @@ class Worth(NamedTuple):
     own_columns: int
 
 
-def worth_of(dump: Dump) -> Worth:
-    """Returns the worth of a dump that is not written yet."""
-    closing_events = sum(shard.event is not None for shard in dump.rollout.shards)
-    return Worth(dump.sample_count, closing_events, _own_columns_of(dump))
-
-
-def _own_columns_of(dump: Dump) -> int:
-    # Of a slot that was refused for its content, the records are there and the columns are not.
-    refused = {rank for rank, slots in dump.missing.slots if SHARD_SLOT in slots}
-    whole = (shard for shard in dump.rollout.shards if any(slot.cut.slot == SHARD_SLOT for slot in shard.slots))
-    return sum(shard.data_parallel_rank not in refused for shard in whole)
-
-
-def manifest_of(dump: Dump, files: tuple[ManifestFile, ...], metrics: tuple[Metric, ...]) -> Manifest:
-    """Returns the manifest of a dump whose files were just written, and that was measured."""
-    rollout = dump.rollout
-    events = [shard.event for shard in rollout.shards if shard.event is not None]
-    return Manifest(
-        id=rollout.id,
-        shards=len(rollout.shards),
-        samples=dump.sample_count,
-        parts=rollout.part_count,
-        own_columns=_own_columns_of(dump),
-        duplicates=rollout.duplicates,
-        replaced_values=sum(event.replaced_values for event in events),
-        raw_bytes=rollout.raw_bytes,
-        wire_bytes=rollout.wire_bytes,
-        offsets=rollout.spans,
-        digests=digests_of(rollout),
-        files=files,
-        written_at_ms=time.time_ns() // 1_000_000,
-        metrics=metrics,
-        missing=dump.missing,
-        gaps=dump.gaps,
-        versions=_versions(),
-    )
-
-
-def digests_of(rollout: Rollout) -> tuple[tuple[int, str], ...]:
-    """Returns a digest of what each closing event says of its shard's content, by data-parallel rank."""
-    events = [shard.event for shard in rollout.shards if shard.event is not None]
-    return tuple(
-        (event.data_parallel_rank, hashlib.sha256(b"".join(event.slot_digests)).hexdigest()) for event in events
-    )
-
-
 def manifest_path(base: Path) -> Path:
     """Returns where the manifest stands: beside its dump, whose one file has the name `base`."""
     return base.with_name(base.name + MANIFEST_SUFFIX)
-
-
-def read_manifest(base: Path) -> Manifest | None:
-    """Returns the manifest of a dump; None if it or one of its files is not there.
-
-    Raises:
-        DumpFileError: there is one, but it cannot be understood.
-    """
-    manifest = parse_manifest(manifest_path(base))
-    present = manifest is not None and all(base.with_name(file.name).is_file() for file in manifest.files)
-    return manifest if present else None
-
-
-def parse_manifest(path: Path) -> Manifest | None:
-    """Returns the manifest in this file, whether or not its dump is there; None without the file.
-
-    Raises:
-        DumpFileError: there is one, but it cannot be understood.
-    """
-    try:
-        # What opens without a wait may still be a folder or a pipe.
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise DumpFileError("not a manifest: it is no file")
-            text = file.read(_MAX_BYTES + 1)
-    except FileNotFoundError:
-        return None
-    except IsADirectoryError as exc:
-        raise DumpFileError("not a manifest: it is a folder") from exc
-    if len(text) > _MAX_BYTES:
-        raise DumpFileError(f"not a manifest: it has more than {_MAX_BYTES} bytes")
-    return Manifest.from_json(text)
 
 
 def _identity(content: dict[str, Any]) -> RolloutId:
@@ -340,14 +253,3 @@ def _slots(content: object) -> tuple[int, ...]:
 
 def _items(content: object) -> Iterable[tuple[str, Any]]:
     return fields.mapping(content).items()
-
-
-@cache
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for name in ("rollcast", "torch"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = "unknown"
-    return versions

@@ -3,16 +3,14 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from rollcast.consumer.config import Layout
 from rollcast.consumer.layout import DumpFile, files_of
 from rollcast.consumer.metrics import Metric, compute_metrics
 from rollcast.consumer.rollout import Missing, OffsetSpan, Rollout, RolloutKey
+from rollcast.consumer.store.manifest import Manifest
 from rollcast.schemas import TRAIN_STREAM
-
-if TYPE_CHECKING:
-    from rollcast.consumer.store.manifest import Manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +61,7 @@ class PublishedDump:
     """
 
     path: Path
-    manifest: "Manifest"
+    manifest: Manifest
     removed: bool = False
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 MAX_DEATHS = 20
 """A bundle is set aside when so many shippers have died while it was on its way."""
 
-_FORGIVEN_DEATHS = 2
+FORGIVEN_DEATHS = 2
+"""So many may have come from outside: they keep a bundle's place in the order."""
+
 _MARK = "shipping"
 
 
@@ -57,7 +59,7 @@ class Claims:
 
     def suspicion(self, bundle: Path) -> int:
         """Returns how far back a bundle has to stand for those deaths; a few come from outside, and change nothing."""
-        return max(0, self.deaths(bundle) - _FORGIVEN_DEATHS)
+        return max(0, self.deaths(bundle) - FORGIVEN_DEATHS)
 
     def clear_deaths(self, bundle: Path) -> None:
         """Forgets the deaths at a bundle that is taken: whoever moves it back from the poison wants it tried again."""

@@ -15,8 +15,9 @@ from rollcast.producer.spool.folder import SpoolFolder, is_folder
 from rollcast.producer.spool.usage import SpoolMeter
 
 _SHIPPER_COUNTERS = {
-    "shipped_bundles": "Bundles that Kafka has acknowledged whole.",
+    "shipped_bundles": "Bundles with content that Kafka has acknowledged whole.",
     "shipped_bytes": "Raw size of their tensors.",
+    "shipped_marks": "Marks of dropped rollouts that Kafka has acknowledged.",
     "records": "Records handed to Kafka, repeats included.",
     "wire_bytes": "Size of these records.",
     "resent_bundles": "Bundles that had to be sent again.",

@@ -5,24 +5,10 @@ import logging
 import threading
 from pathlib import Path
 
-from rollcast.producer.errors import SpoolError
 from rollcast.producer.shipper.claims import MAX_DEATHS, Claims
-from rollcast.producer.spool.read import Bundle, read_bundle, read_closing_event
-from rollcast.schemas.events import DpShard
+from rollcast.producer.spool.read import Bundle, UnusableBundleError, read_bundle, read_closing_event
 
 _log = logging.getLogger("rollcast.ship")
-
-
-class DeadlyBundleError(SpoolError):
-    """Too many shippers have died while a bundle was on its way.
-
-    Attributes:
-        shard: its closing event, the first time that this is found.
-    """
-
-    def __init__(self, deaths: int, shard: DpShard | None) -> None:
-        super().__init__(f"{deaths} shippers died while it was on its way")
-        self.shard = shard
 
 
 class Opening:
@@ -40,20 +26,23 @@ class Opening:
         self._ahead: tuple[Path, asyncio.Task[Bundle | None]] | None = None
         self._given_up = threading.Event()
 
-    def is_suspect(self, path: Path) -> bool:
-        """Returns whether a bundle that comes next must be on its way alone."""
-        is_ours = self._ahead is not None and self._ahead[0] == path
-        return not is_ours and self._claims.deaths(path) > 0
+    def is_ahead(self, path: Path) -> bool:
+        """Returns whether a bundle that comes next has been opened ahead: it is on its way already."""
+        return self._ahead is not None and self._ahead[0] == path
+
+    def deaths(self, path: Path) -> int:
+        """Returns how many shippers have died at a bundle that comes next; if any has, it must be on its way alone."""
+        return 0 if self.is_ahead(path) else self._claims.deaths(path)
 
     async def open(self, path: Path, following: Path | None) -> Bundle | None:
         """Returns a bundle, claimed, or None if it is on its way with another shipper; begins to open the next one.
 
         Raises:
-            DeadlyBundleError: no shipper survives it.
+            UnusableBundleError: no shipper survives it, or its tensors are damaged.
             SpoolError: it is damaged or was not written by this program.
             OSError: the machine is in trouble, or the bundle has gone.
         """
-        is_suspect = self.is_suspect(path)
+        is_suspect = self.deaths(path) > 0
         if self._ahead is None or self._ahead[0] != path:
             self._ahead = path, self._begin(path)
         opened = self._ahead[1]
@@ -83,5 +72,5 @@ class Opening:
         if deaths >= MAX_DEATHS:
             # Only once: it may be what they died of.
             shard = await asyncio.to_thread(read_closing_event, path) if deaths == MAX_DEATHS else None
-            raise DeadlyBundleError(deaths, shard)
+            raise UnusableBundleError(f"{deaths} shippers died while it was on its way", shard)
         return await asyncio.to_thread(read_bundle, path, self._given_up)

@@ -1,7 +1,6 @@
 """The loop of one spool: bundle after bundle, until each is acknowledged, then removed."""
 
 import asyncio
-import contextlib
 import logging
 import time
 from collections import Counter
@@ -18,12 +17,13 @@ from rollcast.producer.shipper.claims import Claims
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.cut import cut
 from rollcast.producer.shipper.delivery import BundleDelivery, Delivery
-from rollcast.producer.shipper.opening import DeadlyBundleError, Opening
+from rollcast.producer.shipper.opening import Opening
 from rollcast.producer.shipper.refusal import refusal_of
 from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.shipper.topic import RecordsTopic, part_limit
+from rollcast.producer.shipper.turns import Turns
 from rollcast.producer.spool.folder import SpoolFolder, is_folder
-from rollcast.producer.spool.read import Bundle, read_closing_event
+from rollcast.producer.spool.read import Bundle, UnusableBundleError
 from rollcast.schemas.errors import ContractError
 from rollcast.schemas.events import DpShard
 from rollcast.schemas.framing import encode
@@ -72,13 +72,16 @@ class Shipper:
         stats: what was done so far.
     """
 
-    def __init__(self, spool: SpoolFolder, config: ShipperConfig, topic: RecordsTopic, threads: Executor) -> None:
+    def __init__(
+        self, spool: SpoolFolder, config: ShipperConfig, topic: RecordsTopic, threads: Executor, turns: Turns
+    ) -> None:
         self.stats = ShipperStats()
-        self._spool, self._config, self._topic, self._threads = spool, config, topic, threads
+        self._spool, self._config, self._topic, self._threads, self._turns = spool, config, topic, threads, turns
         self._part_bytes: dict[Path, int] = {}
         self._tries: Counter[Path] = Counter()
         self._troubles: Counter[Path] = Counter()
         self._claims = Claims()
+        turns.join(spool.path)
 
     async def run(self) -> None:
         """Ships until cancelled, or until the spool is empty and no trainer uses it if so configured.
@@ -113,6 +116,8 @@ class Shipper:
                 trouble = f"Kafka at {address} does not take records ({words})"
             except OSError as exc:
                 refusal, trouble = None, f"the spool cannot be read ({exc})"
+            finally:
+                self._turns.end(self._spool.path)
             if not (self.stats.is_refused and self.stats.trouble == trouble and time.monotonic() < tell_again_at):
                 _log.warning("%s; bundles wait in %s, next try in %.1f s", trouble, self._spool.path, pause_s)
                 tell_again_at = time.monotonic() + _TELL_EVERY_S
@@ -197,14 +202,18 @@ class Shipper:
         opening = Opening(self._claims)
         try:
             for path, following in zip(paths, [*paths[1:], None], strict=True):
-                most_open = 1 if opening.is_suspect(path) else self._config.max_open_bundles
+                deaths = opening.deaths(path)
+                most_open = 1 if deaths else self._config.max_open_bundles
                 while len(closing) >= most_open:
                     closing = await _one_done(closing)
+                if not opening.is_ahead(path):
+                    await self._turns.take(self._spool.path, deaths)
+                ahead = None if self._turns.are_asked_for else following
                 shipment = _Shipment(
                     path, min(part_bytes, self._part_bytes.get(path, part_bytes)), BundleDelivery(delivery)
                 )
                 shipments.append(shipment)
-                if await self._send_parts(shipment, opening.open(path, following)):
+                if await self._send_parts(shipment, opening.open(path, ahead)):
                     closing.add(asyncio.create_task(self._close(shipment, shipments), name=f"close-{path.name}"))
                 else:
                     shipments.remove(shipment)
@@ -222,6 +231,7 @@ class Shipper:
             finally:
                 # Also when this is cancelled again: what stays claimed looks as if its shipper had died.
                 self._claims.give_all_back()
+                self._turns.end(self._spool.path)
 
     async def _send_parts(self, shipment: _Shipment, opened: Awaitable[Bundle | None]) -> bool:
         """Sends all of a bundle but its closing event; returns whether that is to follow."""
@@ -247,11 +257,11 @@ class Shipper:
                         await shipment.send(frame, shard)
                     digests.append(slot.digest)
                     part_counts.append(len(slot.frames))
-        except DeadlyBundleError as exc:
+        except UnusableBundleError as exc:
             await self._set_aside(shipment, exc.shard, str(exc))
             return False
         except (SpoolError, ContractError) as exc:
-            await self._set_aside(shipment, shard or await asyncio.to_thread(_closing_event_of, path), str(exc))
+            await self._set_aside(shipment, shard, str(exc))
             return False
         except (OSError, MemoryError) as exc:
             # Memory that is short now would else end every shipper, and unlike a death that leaves no mark.
@@ -277,7 +287,9 @@ class Shipper:
             _log.warning("bundle %s is delivered and cannot be removed now, so it will be sent again: %s", path, exc)
             return
         self._forget(path)
-        self.stats.shipped_bundles += 1
+        is_mark = shipment.closing.dropped_reason is not None
+        self.stats.shipped_marks += is_mark
+        self.stats.shipped_bundles += not is_mark
         self.stats.shipped_bytes += shipment.closing.raw_bytes
         _log.info("shipped %s/%s: %d bytes on the wire", path.parent.name, path.name, shipment.wire_bytes)
 
@@ -302,13 +314,6 @@ class Shipper:
         self._claims.give_back(path)
         self._part_bytes.pop(path, None)
         del self._tries[path], self._troubles[path]
-
-
-def _closing_event_of(path: Path) -> DpShard | None:
-    """Returns the closing event of a bundle that is damaged, where that is whole."""
-    with contextlib.suppress(SpoolError, OSError, MemoryError):
-        return read_closing_event(path)
-    return None
 
 
 async def _one_done(tasks: set[asyncio.Task[None]]) -> set[asyncio.Task[None]]:

@@ -22,6 +22,7 @@ from rollcast.producer.shipper.shipper import Shipper
 from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.shipper.summary import Summary
 from rollcast.producer.shipper.topic import RecordsTopic
+from rollcast.producer.shipper.turns import Turns
 from rollcast.producer.spool.folder import SpoolFolder, is_folder
 
 _OWN_TRIES = 5
@@ -46,7 +47,7 @@ class Sidecar:
 
     def __init__(self, config: ShipperConfig, folders: Sequence[Path]) -> None:
         self._config, self._folders = config, folders
-        self._topic = RecordsTopic(config)
+        self._topic, self._turns = RecordsTopic(config), Turns()
         self.found = self._topic.found
         self._shipping: list[tuple[SpoolFolder, ShipperStats]] = []
         self._stopping = asyncio.Event()
@@ -137,7 +138,7 @@ class Sidecar:
         spool, lock = own or await self._await_spool(folder)
         # Given back at once: a trainer that comes later looks for a shipper.
         with lock:
-            shipper = Shipper(spool, self._config, self._topic, threads)
+            shipper = Shipper(spool, self._config, self._topic, threads, self._turns)
             self._shipping.append((spool, shipper.stats))
             await shipper.run()
 

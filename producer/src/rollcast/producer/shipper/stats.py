@@ -9,8 +9,9 @@ class ShipperStats:
     """Counters of one spool since this process started; written by the event loop, read by anyone.
 
     Attributes:
-        shipped_bundles: bundles that Kafka has acknowledged whole.
+        shipped_bundles: bundles with content that Kafka has acknowledged whole.
         shipped_bytes: raw size of their tensors.
+        shipped_marks: marks of dropped rollouts that Kafka has acknowledged.
         records: records handed to the client, repeats included.
         wire_bytes: their size.
         resent_bundles: bundles that had to be sent again.
@@ -22,6 +23,7 @@ class ShipperStats:
 
     shipped_bundles: int = 0
     shipped_bytes: int = 0
+    shipped_marks: int = 0
     records: int = 0
     wire_bytes: int = 0
     resent_bundles: int = 0
@@ -33,8 +35,8 @@ class ShipperStats:
 
     @property
     def bundles(self) -> int:
-        """Bundles that have left the spool."""
-        return self.shipped_bundles + self.set_aside_bundles
+        """Bundles that have left the spool, marks included."""
+        return self.shipped_bundles + self.shipped_marks + self.set_aside_bundles
 
     def progressed(self) -> None:
         """Notes that a record was acknowledged, or that nothing is there to ship."""

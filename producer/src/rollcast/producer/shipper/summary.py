@@ -3,12 +3,15 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
+from rollcast.producer.counted import counted_bundles
 from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.spool.folder import SpoolFolder
+from rollcast.producer.spool.usage import bundles_in_words
 
 _EVERY_S = 60.0
 
@@ -39,32 +42,33 @@ class Summary:
         _log.info("shipped in all: %s", _line(self._totals(), time.monotonic() - self._started_at))
 
     async def _tell(self) -> None:
-        last, told_at = (0, 0, 0), self._started_at
+        last, told_at = Counter[str](), self._started_at
         while True:
             await asyncio.sleep(self._every_s)
             totals, now = self._totals(), time.monotonic()
-            if totals[0] > last[0]:
+            shipped = totals - last
+            if shipped["bundles"] or shipped["marks"]:
                 waiting = await asyncio.to_thread(self._waiting)
-                shipped = (totals[0] - last[0], totals[1] - last[1], totals[2] - last[2])
-                _log.info("shipped: %s; %s wait", _line(shipped, now - told_at), waiting)
+                _log.info("shipped: %s; waiting: %s", _line(shipped, now - told_at), waiting)
             last, told_at = totals, now
 
-    def _totals(self) -> tuple[int, int, int]:
+    def _totals(self) -> Counter[str]:
         stats = [stats for _, stats in self._spools]
-        return (
-            sum(each.shipped_bundles for each in stats),
-            sum(each.shipped_bytes for each in stats),
-            sum(each.wire_bytes for each in stats),
+        return Counter(
+            bundles=sum(each.shipped_bundles for each in stats),
+            marks=sum(each.shipped_marks for each in stats),
+            size=sum(each.shipped_bytes for each in stats),
+            wire=sum(each.wire_bytes for each in stats),
         )
 
     def _waiting(self) -> str:
         try:
-            return str(sum(len(spool.bundles()) for spool, _ in self._spools))
+            return bundles_in_words([path for spool, _ in self._spools for _, path in spool.bundles()])
         except OSError:
-            return "an unknown number"
+            return "an unknown number of bundles"
 
 
-def _line(shipped: tuple[int, int, int], seconds: float) -> str:
-    bundles, size, wire = shipped
-    rate = size / 1e6 / max(seconds, 1e-3)
-    return f"{bundles} bundles of {size / 1e6:.1f} MB, as {wire / 1e6:.1f} MB on the wire, {rate:.1f} MB/s"
+def _line(shipped: Counter[str], seconds: float) -> str:
+    what = counted_bundles(shipped["bundles"], shipped["marks"])
+    size, wire = shipped["size"] / 1e6, shipped["wire"] / 1e6
+    return f"{what} of {size:.1f} MB, as {wire:.1f} MB on the wire, {size / max(seconds, 1e-3):.1f} MB/s"

@@ -38,6 +38,18 @@ class Bundle:
     shard: DpShard
 
 
+class UnusableBundleError(SpoolError):
+    """A committed bundle cannot be shipped.
+
+    Attributes:
+        shard: its closing event, if that is whole.
+    """
+
+    def __init__(self, problem: str, shard: DpShard | None) -> None:
+        super().__init__(problem)
+        self.shard = shard
+
+
 def read_bundle(path: Path, given_up: threading.Event | None = None) -> Bundle:
     """Returns a committed bundle.
 
@@ -47,18 +59,22 @@ def read_bundle(path: Path, given_up: threading.Event | None = None) -> Bundle:
 
     Raises:
         InterruptedError: it was given up.
-        SpoolError: it is damaged or was not written by this program.
+        UnusableBundleError: its tensors are damaged or were not written by this program.
+        SpoolError: its records are, so that nothing is known of it.
         OSError: the machine is in trouble; the bundle may be good.
     """
     events, shard, digest = _read_records(path / RECORDS_NAME)
     parts = [event for event in events if isinstance(event, SamplePart)]
-    data = _map_data(path / TENSORS_NAME) if parts else memoryview(b"")
-    slots = tuple(
-        replace(part, columns=tuple(_resolve(column, data, path) for column in part.columns)) for part in parts
-    )
-    # It was taken when the bundle was committed, so a disk that has lost or changed something since is found out.
-    if parts and digest is not None and digest != _digest(data, given_up):
-        raise SpoolError(f"{path / TENSORS_NAME} is damaged: its digest is not the one in {RECORDS_NAME}")
+    try:
+        data = _map_data(path / TENSORS_NAME) if parts else memoryview(b"")
+        slots = tuple(
+            replace(part, columns=tuple(_resolve(column, data, path) for column in part.columns)) for part in parts
+        )
+        # It was taken when the bundle was committed, so a disk that has lost or changed something since is found out.
+        if parts and digest is not None and digest != _digest(data, given_up):
+            raise SpoolError(f"{path / TENSORS_NAME} is damaged: its digest is not the one in {RECORDS_NAME}")
+    except SpoolError as exc:
+        raise UnusableBundleError(str(exc), shard) from exc
     return Bundle(slots=slots, shard=shard)
 
 

@@ -3,10 +3,11 @@
 import contextlib
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rollcast.producer.counted import counted_bundles
 from rollcast.producer.spool.folder import BundleName
 from rollcast.producer.spool.read import TENSORS_NAME
 
@@ -110,6 +111,12 @@ class SpoolMeter:
 def is_mark(bundle: Path) -> bool:
     """Tells whether a committed bundle has no content: it is the mark of a dropped rollout."""
     return not (bundle / TENSORS_NAME).exists()
+
+
+def bundles_in_words(bundles: Sequence[Path]) -> str:
+    """Returns how many of these committed bundles have content, and how many are marks."""
+    marks = sum(map(is_mark, bundles))
+    return counted_bundles(len(bundles) - marks, marks)
 
 
 def _look_into(bundle: os.DirEntry[str]) -> SpoolUsage:
