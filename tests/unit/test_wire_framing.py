@@ -26,6 +26,7 @@ from rollcast.schemas import (
 )
 from rollcast.schemas.events import PlainValue
 from rollcast.schemas.framing import current_schema, decode_value, encode_value
+from unit.test_column_bytes import by_fastavro
 from unit.test_wire_events import EVENTS
 
 _FRAME = encode(EVENTS["SamplePart"])
@@ -121,10 +122,12 @@ def test_values_that_no_writer_makes_are_refused(value: str) -> None:
         "reference as a key": {TensorRef(1): 1},
         "list as a key": {(1, 2): 1},
     }[value]
+    none, one = (by_fastavro(replace(part, columns=columns)) for columns in ((), (Column("", 0, made),)))
     with pytest.raises(DecodeError):
-        decode(encode(replace(part, columns=(Column("x", 0, made),))))
+        decode(one)
+    # Before it: the number of columns, an empty name and leaf 0; after it the end of the columns.
     with pytest.raises(DecodeError):
-        decode_value(encode_value(made))
+        decode_value(one[len(none) + 2 : -1])
 
 
 def test_nesting_beyond_the_cap_is_refused_without_recursion_into_the_decoder() -> None:

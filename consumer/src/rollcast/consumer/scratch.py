@@ -24,7 +24,7 @@ from rollcast.schemas.joining import PlacedSlice, check_announced, decode_slice_
 
 _FIRST_SEGMENT_BYTES = 1024 * 1024
 _LARGEST_SEGMENT_BYTES = 64 * 1024 * 1024
-_MOST_SPARES = 8
+_MOST_SPARES = 32
 _PAGE_BYTES = 4096
 _ALIGNMENT = 64
 
@@ -35,7 +35,7 @@ class Scratch:
     """Decodes the tensor slices of parts to their place among the bytes of their tensor, which lie in mapped files.
 
     Space is given back by the references to it: a part with placed slices, and whatever is made of them, keeps the
-    file that they lie in; without any the file is gone, but for a few, up to 512 MiB, that are used again. A file never
+    file that they lie in; without any the file is gone, but for some, up to 2 GiB, that are used again. A file never
     has a name, so a crash leaves nothing. Its blocks are reserved before it is written to: a full disk is an `OSError`,
     not a signal.
 

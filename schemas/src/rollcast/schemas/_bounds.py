@@ -15,12 +15,12 @@ _MIN_INT, _MAX_INT = -(2**31), 2**31 - 1
 _FIXED_SIZES = {"null": 0, "float": 4, "double": 8}
 
 
-class _Walk:
+class _State:
     __slots__ = ("body", "items", "limits", "max_values", "position", "values")
 
-    def __init__(self, body: bytes, limits: Limits, max_values: int) -> None:
+    def __init__(self, body: bytes, limits: Limits, max_values: int, start: int) -> None:
         self.body, self.limits, self.max_values = body, limits, max_values
-        self.position = self.items = self.values = 0
+        self.position, self.items, self.values = start, 0, 0
 
     def take(self, size: int) -> None:
         if size < 0 or size > len(self.body) - self.position:
@@ -57,13 +57,15 @@ class _Walk:
             raise LimitError("max_inline_values", self.values, self.max_values)
 
 
-_Skip = Callable[[_Walk, int], None]
+_Skip = Callable[[_State, int], None]
+Walk = Callable[[bytes, Limits, int], None]
+"""Takes bytes, the caps, and where in the bytes the body begins."""
 
 
-def compile_walk(schema: dict[str, Any], *, inline: bool = True) -> Callable[[bytes, Limits], None]:
+def compile_walk(schema: dict[str, Any], *, inline: bool = True) -> Walk:
     """Returns a check for bodies of `schema` (as parsed from its `.avsc`, names defined before use).
 
-    The check returns when the body is exactly one datum of the schema.
+    The check returns when the bytes from the start on are exactly one datum of the schema.
 
     Args:
         schema: as it stands in the package.
@@ -76,8 +78,8 @@ def compile_walk(schema: dict[str, Any], *, inline: bool = True) -> Callable[[by
     named: dict[str, _Skip] = {}
     root = _compile(schema, named)
 
-    def check(body: bytes, limits: Limits) -> None:
-        walk = _Walk(body, limits, limits.max_inline_values if inline else limits.max_items)
+    def check(body: bytes, limits: Limits, start: int) -> None:
+        walk = _State(body, limits, limits.max_inline_values if inline else limits.max_items, start)
         root(walk, 0)
         if walk.position != len(body):
             raise DecodeError(f"{len(body) - walk.position} bytes follow the end of the record")
@@ -124,35 +126,35 @@ def _register(schema: dict[str, Any], named: dict[str, _Skip], skip: _Skip) -> _
     return skip
 
 
-def _int(walk: _Walk, _depth: int) -> None:
+def _int(walk: _State, _depth: int) -> None:
     # fastavro would read and write more; readers in other languages would not.
     if not _MIN_INT <= (value := walk.long()) <= _MAX_INT:
         raise DecodeError(f"{value} at byte {walk.position} is no 32-bit integer: the record is corrupt")
 
 
-def _long(walk: _Walk, _depth: int) -> None:
+def _long(walk: _State, _depth: int) -> None:
     walk.long()
 
 
-def _sized(walk: _Walk, _depth: int) -> None:
+def _sized(walk: _State, _depth: int) -> None:
     walk.take(walk.long())
 
 
 def _fixed(size: int) -> _Skip:
-    def skip(walk: _Walk, _depth: int) -> None:
+    def skip(walk: _State, _depth: int) -> None:
         walk.take(size)
 
     return skip
 
 
-def _boolean(walk: _Walk, _depth: int) -> None:
+def _boolean(walk: _State, _depth: int) -> None:
     walk.take(1)
     if walk.body[walk.position - 1] > 1:
         raise DecodeError(f"no boolean at byte {walk.position - 1}: the record is corrupt")
 
 
 def _enum(symbols: int) -> _Skip:
-    def skip(walk: _Walk, _depth: int) -> None:
+    def skip(walk: _State, _depth: int) -> None:
         index = walk.long()
         if not 0 <= index < symbols:
             raise DecodeError(f"enum index {index} of {symbols}: the record is corrupt")
@@ -161,7 +163,7 @@ def _enum(symbols: int) -> _Skip:
 
 
 def _union(branches: list[_Skip]) -> _Skip:
-    def skip(walk: _Walk, depth: int) -> None:
+    def skip(walk: _State, depth: int) -> None:
         index = walk.long()
         if not 0 <= index < len(branches):
             raise DecodeError(f"union index {index} of {len(branches)}: the record is corrupt")
@@ -171,7 +173,7 @@ def _union(branches: list[_Skip]) -> _Skip:
 
 
 def _record(fields: list[_Skip]) -> _Skip:
-    def skip(walk: _Walk, depth: int) -> None:
+    def skip(walk: _State, depth: int) -> None:
         if depth > walk.limits.max_depth:
             raise LimitError("max_depth", depth, walk.limits.max_depth)
         for field in fields:
@@ -181,7 +183,7 @@ def _record(fields: list[_Skip]) -> _Skip:
 
 
 def _array(item: _Skip, *, are_values: bool) -> _Skip:
-    def skip(walk: _Walk, depth: int) -> None:
+    def skip(walk: _State, depth: int) -> None:
         while count := walk.long():
             if count < 0:
                 # The long form of a block: the count is negated and the size of the block follows.

@@ -2,8 +2,7 @@
 
 import io
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -11,8 +10,9 @@ from typing import Any
 import fastavro
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
-from rollcast.schemas._bounds import compile_walk
-from rollcast.schemas._values import column_from_avro, column_to_avro, value_from_avro, value_to_avro
+from rollcast.schemas._bounds import Walk, compile_walk
+from rollcast.schemas._column_bytes import announced_bytes, column_pieces, columns_array, value_bytes
+from rollcast.schemas._values import column_from_avro, column_to_avro, value_from_avro
 from rollcast.schemas.errors import DecodeError, EncodeError, LimitError, UnknownSchemaError
 from rollcast.schemas.events import (
     Column,
@@ -31,6 +31,8 @@ _MAGIC = b"\xc3\x01"
 _HEADER_BYTES = len(_MAGIC) + 8
 # What fastavro and the events raise for a body that no writer has made.
 _CORRUPT = (ValueError, TypeError, KeyError, IndexError, EOFError, OverflowError)
+# What writing an event raises that does not fit its schema.
+_UNFIT = (AttributeError, KeyError, OverflowError, TypeError, ValueError)
 _EVENT_TYPES: dict[str, type[Any]] = {
     event_type.__name__: event_type for event_type in (SamplePart, DpShard, DumpCompleted, MetricPoint, DeadLetter)
 }
@@ -52,7 +54,7 @@ class WriterSchema:
     avsc: dict[str, Any]
     parsed: Any
     header: bytes
-    check: Callable[[bytes, Limits], None]
+    check: Walk
 
 
 @cache
@@ -75,11 +77,11 @@ def current_schema(event: str) -> WriterSchema:
 
 
 @cache
-def _part_of_sample_part(name: str) -> Any:
-    """Returns the parsed schema of `Column` or `Value`, which are defined inside `SamplePart`."""
+def _value_schema() -> Any:
+    """Returns the parsed schema of `Value`, which is defined inside `SamplePart`."""
     names: dict[str, Any] = {}
     fastavro.parse_schema(current_schema("SamplePart").avsc, names)
-    return fastavro.parse_schema(names[f"rollcast.{name}"], names)
+    return fastavro.parse_schema(names["rollcast.Value"], names)
 
 
 def event_to_avro(event: Event) -> dict[str, Any]:
@@ -108,10 +110,14 @@ def encode(event: Event) -> bytes:
         EncodeError: a field does not fit the schema.
     """
     schema = current_schema(type(event).__name__)
-    out = io.BytesIO()
-    out.write(schema.header)
-    _write(out, schema.parsed, event_to_avro(event), schema.event)
-    return out.getvalue()
+    try:
+        if not isinstance(event, SamplePart):
+            return schema.header + _by_fastavro(schema, event)
+        # The columns come last: without any, an array that ends with its first byte.
+        head = _by_fastavro(schema, replace(event, columns=()))[:-1]
+        return b"".join((schema.header, head, *columns_array(event.columns)))
+    except _UNFIT as exc:
+        raise EncodeError(f"a {schema.event} does not fit its schema: {exc}") from exc
 
 
 def decode(frame: bytes, limits: Limits = DEFAULT_LIMITS) -> Event:
@@ -124,7 +130,7 @@ def decode(frame: bytes, limits: Limits = DEFAULT_LIMITS) -> Event:
     """
     if len(frame) > limits.max_message_bytes:
         raise LimitError("max_message_bytes", len(frame), limits.max_message_bytes)
-    header, body = frame[:_HEADER_BYTES], frame[_HEADER_BYTES:]
+    header = frame[:_HEADER_BYTES]
     if len(header) < _HEADER_BYTES or header[:2] != _MAGIC:
         raise DecodeError(
             f"the record starts with {frame[:2].hex() or 'nothing'}, not with the Avro single-object marker c301: "
@@ -133,10 +139,12 @@ def decode(frame: bytes, limits: Limits = DEFAULT_LIMITS) -> Event:
     schema = schemas().get(header)
     if schema is None:
         raise UnknownSchemaError(header[2:])
-    schema.check(body, limits)
+    schema.check(frame, limits, _HEADER_BYTES)
+    body = io.BytesIO(frame)
+    body.seek(_HEADER_BYTES)
     try:
         datum: Any = fastavro.schemaless_reader(
-            io.BytesIO(body), schema.parsed, current_schema(schema.event).parsed, return_record_name=True
+            body, schema.parsed, current_schema(schema.event).parsed, return_record_name=True
         )
         event = event_from_avro(schema.event, datum)
     except _CORRUPT as exc:
@@ -161,21 +169,43 @@ def _check_columns(part: SamplePart, limits: Limits) -> None:
 
 
 def encode_column(column: Column) -> bytes:
-    """Returns the body of a `Column`, unframed; the canonical bytes that digests and size limits are made of."""
-    out = io.BytesIO()
-    _write(out, _part_of_sample_part("Column"), column_to_avro(column), f"column {column.name!r}")
-    return out.getvalue()
+    """Returns the body of a `Column`, unframed.
+
+    Raises:
+        EncodeError: a field does not fit the schema.
+    """
+    try:
+        return b"".join(column_pieces(column))
+    except _UNFIT as exc:
+        raise EncodeError(f"column {column.name!r} does not fit its schema: {exc}") from exc
+
+
+def encode_announced(column: Column) -> bytes:
+    """Returns what a digest takes of a column before the data of its tensor: its body, as of a whole, without data.
+
+    Raises:
+        EncodeError: a field does not fit the schema.
+    """
+    try:
+        return announced_bytes(column)
+    except _UNFIT as exc:
+        raise EncodeError(f"column {column.name!r} does not fit its schema: {exc}") from exc
 
 
 def encode_value(value: PlainValue) -> bytes:
-    """Returns the body of a `Value`, unframed, for a packed column."""
-    out = io.BytesIO()
-    _write(out, _part_of_sample_part("Value"), value_to_avro(value), "value")
-    return out.getvalue()
+    """Returns the body of a `Value`, unframed, for a packed column.
+
+    Raises:
+        EncodeError: it does not fit the schema.
+    """
+    try:
+        return value_bytes(value)
+    except _UNFIT as exc:
+        raise EncodeError(f"a value does not fit its schema: {exc}") from exc
 
 
 @cache
-def _value_check() -> Callable[[bytes, Limits], None]:
+def _value_check() -> Walk:
     column = current_schema("SamplePart").avsc["fields"][-1]["type"]["items"]
     return compile_walk(next(field["type"] for field in column["fields"] if field["name"] == "value"), inline=False)
 
@@ -186,7 +216,7 @@ def check_value(body: bytes, limits: Limits = DEFAULT_LIMITS) -> None:
     Raises:
         DecodeError: it is not.
     """
-    _value_check()(body, limits)
+    _value_check()(body, limits, 0)
 
 
 def decode_value(body: bytes, limits: Limits = DEFAULT_LIMITS) -> PlainValue:
@@ -197,16 +227,13 @@ def decode_value(body: bytes, limits: Limits = DEFAULT_LIMITS) -> PlainValue:
     """
     check_value(body, limits)
     try:
-        datum: Any = fastavro.schemaless_reader(
-            io.BytesIO(body), _part_of_sample_part("Value"), None, return_record_name=True
-        )
+        datum: Any = fastavro.schemaless_reader(io.BytesIO(body), _value_schema(), None, return_record_name=True)
         return value_from_avro(datum)
     except _CORRUPT as exc:
         raise DecodeError(f"a packed value is corrupt: {exc}") from exc
 
 
-def _write(out: io.BytesIO, parsed: Any, datum: Any, what: str) -> None:
-    try:
-        fastavro.schemaless_writer(out, parsed, datum, strict=True)
-    except (ValueError, TypeError, OverflowError, KeyError) as exc:
-        raise EncodeError(f"{what} does not fit its schema: {exc}") from exc
+def _by_fastavro(schema: WriterSchema, event: Event) -> bytes:
+    out = io.BytesIO()
+    fastavro.schemaless_writer(out, schema.parsed, event_to_avro(event), strict=True)
+    return out.getvalue()

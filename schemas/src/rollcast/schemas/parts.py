@@ -9,7 +9,7 @@ from rollcast.schemas.codec import DELTA_PLANES, RAW, compress
 from rollcast.schemas.dtypes import PACKED_VALUE, item_bytes
 from rollcast.schemas.errors import ContractError
 from rollcast.schemas.events import Column, SamplePart, TensorSlice
-from rollcast.schemas.framing import check_value, encode_column, encode_value
+from rollcast.schemas.framing import check_value, encode_announced, encode_column, encode_value
 from rollcast.schemas.limits import DEFAULT_LIMITS, DEFAULT_MAX_PART_BYTES
 
 MIN_PART_BYTES = 16 * 1024
@@ -71,14 +71,9 @@ def content_digest(columns: Iterable[Column]) -> bytes:
     """
     digest = xxhash.xxh3_128()
     for column in columns:
+        digest.update(encode_announced(column))
         if isinstance(column.value, TensorSlice):
-            header = replace(
-                column.value, offset=0, slice_bytes=column.value.total_bytes, codec=RAW, base=None, data=b""
-            )
-            digest.update(encode_column(Column(column.name, column.leaf, header)))
             digest.update(column.value.data)
-        else:
-            digest.update(encode_column(column))
     return bytes(digest.digest())
 
 
