@@ -20,7 +20,7 @@ from fixtures.shipping import closed, direct, large_shard, publish, ship_process
 from fixtures.topic import payload_in, read_until, shards_in
 from rollcast.consumer.broker import Broker
 from rollcast.consumer.difference import differences
-from rollcast.producer.errors import SpoolError
+from rollcast.producer.errors import SpoolError, UnusableBundleError
 from rollcast.producer.shipper.claims import MAX_DEATHS, Claims
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.cut import cut_slot
@@ -28,7 +28,7 @@ from rollcast.producer.shipper.opening import Opening
 from rollcast.producer.spool import pages
 from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.producer.spool.pages import require_readable
-from rollcast.producer.spool.read import TENSORS_NAME, UnusableBundleError, read_bundle, read_closing_event
+from rollcast.producer.spool.read import TENSORS_NAME, read_bundle, read_closing_event
 from rollcast.schemas import DpShard, SamplePart, Topics
 from rollcast.schemas.framing import encode
 

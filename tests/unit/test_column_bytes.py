@@ -32,11 +32,7 @@ _SCALARS = st.none() | st.booleans() | _LONGS | st.floats() | st.text() | st.bin
 _VALUES = st.recursive(
     _SCALARS | st.builds(TensorRef, _INTS),
     lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.lists(inner, max_size=3).map(tuple)
-        | st.dictionaries(
-            st.none() | st.booleans() | _LONGS | st.text(max_size=4) | st.binary(max_size=4), inner, max_size=3
-        )
+        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(_KEYS, inner, max_size=3)
     ),
     max_leaves=12,
 )

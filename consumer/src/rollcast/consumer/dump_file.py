@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from rollcast.consumer.container import check_beginning
-from rollcast.consumer.errors import ClosedFileError, DumpFileError
+from rollcast.consumer.errors import DumpFileError, ShutFileError
 from rollcast.consumer.store.files import file_sha256
 from rollcast.consumer.store.manifest import Manifest, ManifestFile, manifest_path
 from rollcast.consumer.store.reading import parse_manifest, usable
@@ -81,7 +81,7 @@ def check_against(path: Path, file: ManifestFile) -> None:
     """Returns if the file is the one that its manifest describes, by size and SHA-256.
 
     Raises:
-        DumpFileError: it is another, or cannot be read; a `ClosedFileError` where this user may not read it.
+        DumpFileError: it is another, or cannot be read; a `ShutFileError` where this user may not read it.
     """
     try:
         size = path.stat().st_size
@@ -92,7 +92,7 @@ def check_against(path: Path, file: ManifestFile) -> None:
             )
         digest = file_sha256(path)
     except PermissionError as exc:
-        raise ClosedFileError(f"{path} cannot be read: {exc.strerror or exc}") from exc
+        raise ShutFileError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     except OSError as exc:
         raise DumpFileError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     if digest != file.sha256:

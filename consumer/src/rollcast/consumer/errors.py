@@ -101,7 +101,7 @@ class DumpFileError(ConsumerError):
     """A file that is not a readable dump."""
 
 
-class ClosedFileError(DumpFileError):
+class ShutFileError(DumpFileError):
     """A file that this user may not read, so that nothing is known of it."""
 
 

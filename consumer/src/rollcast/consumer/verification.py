@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollcast.consumer.dump_file import check_against, described_in, load_dump, samples_of
-from rollcast.consumer.errors import ClosedFileError, DumpFileError
+from rollcast.consumer.errors import DumpFileError, ShutFileError
 from rollcast.consumer.store.aside import unknown_digest
 from rollcast.consumer.store.files import file_sha256
 from rollcast.consumer.store.manifest import Manifest
@@ -26,14 +26,14 @@ class Verdict:
         manifest: that it was checked against; None without a usable one.
         problem: why it is not sound; None if it is.
         unknown: whether it is no dump, but a file that stood in the way of one and was kept aside.
-        closed: whether the problem is only that this user may not read it.
+        shut: whether the problem is only that this user may not read it.
     """
 
     path: Path
     manifest: Manifest | None
     problem: str | None = None
     unknown: bool = False
-    closed: bool = False
+    shut: bool = False
 
     def __str__(self) -> str:
         """Names the path and the problem, each once."""
@@ -58,9 +58,9 @@ def verify(path: Path) -> Iterator[Verdict]:
 
 
 def _verify_below(folder: Path) -> Iterator[Verdict]:
-    closed: list[OSError] = []
-    paths = sorted(_paths_below(folder, closed))
-    for problem in closed:
+    problems: list[OSError] = []
+    paths = sorted(_paths_below(folder, problems))
+    for problem in problems:
         yield _unreadable(Path(problem.filename), "it cannot be looked into", problem)
     described: set[Path] = set()
     for path in paths:
@@ -77,8 +77,8 @@ def _verify_below(folder: Path) -> Iterator[Verdict]:
             yield _verify_undescribed(path)
 
 
-def _paths_below(folder: Path, closed: list[OSError]) -> Iterator[Path]:
-    for parent, folders, files in os.walk(folder, onerror=closed.append):
+def _paths_below(folder: Path, problems: list[OSError]) -> Iterator[Path]:
+    for parent, folders, files in os.walk(folder, onerror=problems.append):
         yield from (Path(parent, name) for name in (*folders, *files))
 
 
@@ -123,12 +123,12 @@ def _verdict(beside: Path, manifest: Manifest) -> Verdict:
     try:
         _check(beside, manifest)
     except DumpFileError as exc:
-        return Verdict(path, manifest, str(exc), closed=isinstance(exc, ClosedFileError))
+        return Verdict(path, manifest, str(exc), shut=isinstance(exc, ShutFileError))
     return Verdict(path, manifest)
 
 
 def _unreadable(path: Path, problem: str, error: OSError) -> Verdict:
-    return Verdict(path, None, f"{problem}: {error.strerror or error}", closed=isinstance(error, PermissionError))
+    return Verdict(path, None, f"{problem}: {error.strerror or error}", shut=isinstance(error, PermissionError))
 
 
 def _check(beside: Path, manifest: Manifest) -> None:

@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 from rollcast.schemas.errors import RolloutDataError
+from rollcast.schemas.events import DpShard
 
 __all__ = [
     "BundleExistsError",
@@ -13,6 +14,7 @@ __all__ = [
     "ShipperRefusedError",
     "SpoolError",
     "SpoolFullError",
+    "UnusableBundleError",
 ]
 
 
@@ -38,6 +40,18 @@ class SpoolFullError(SpoolError):
 
 class BundleExistsError(SpoolError):
     """The spool has a bundle of this name already."""
+
+
+class UnusableBundleError(SpoolError):
+    """A committed bundle cannot be shipped.
+
+    Attributes:
+        shard: its closing event, if that is whole.
+    """
+
+    def __init__(self, problem: str, shard: DpShard | None) -> None:
+        super().__init__(problem)
+        self.shard = shard
 
 
 class ShipperError(ProducerError):

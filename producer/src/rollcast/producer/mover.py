@@ -45,7 +45,7 @@ def can_join(sources: Sequence[torch.Tensor], dtype: torch.dtype, target: torch.
 
 
 def join(sources: tuple[torch.Tensor, ...], dtype: torch.dtype, target: torch.Tensor) -> None:
-    """Copies whole tensors that `can_join` to the target, side by side, in one call.
+    """Copies whole tensors, of which `can_join` was true, to the target, side by side, in one call.
 
     Args:
         sources: with one dimension each.

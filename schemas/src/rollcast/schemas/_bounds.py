@@ -15,7 +15,7 @@ _MIN_INT, _MAX_INT = -(2**31), 2**31 - 1
 _FIXED_SIZES = {"null": 0, "float": 4, "double": 8}
 
 
-class _State:
+class _Walk:
     __slots__ = ("body", "items", "limits", "max_values", "position", "values")
 
     def __init__(self, body: bytes, limits: Limits, max_values: int, start: int) -> None:
@@ -57,12 +57,12 @@ class _State:
             raise LimitError("max_inline_values", self.values, self.max_values)
 
 
-_Skip = Callable[[_State, int], None]
-Walk = Callable[[bytes, Limits, int], None]
+_Skip = Callable[[_Walk, int], None]
+Check = Callable[[bytes, Limits, int], None]
 """Takes bytes, the caps, and where in the bytes the body begins."""
 
 
-def compile_walk(schema: dict[str, Any], *, inline: bool = True) -> Walk:
+def compile_walk(schema: dict[str, Any], *, inline: bool = True) -> Check:
     """Returns a check for bodies of `schema` (as parsed from its `.avsc`, names defined before use).
 
     The check returns when the bytes from the start on are exactly one datum of the schema.
@@ -79,7 +79,7 @@ def compile_walk(schema: dict[str, Any], *, inline: bool = True) -> Walk:
     root = _compile(schema, named)
 
     def check(body: bytes, limits: Limits, start: int) -> None:
-        walk = _State(body, limits, limits.max_inline_values if inline else limits.max_items, start)
+        walk = _Walk(body, limits, limits.max_inline_values if inline else limits.max_items, start)
         root(walk, 0)
         if walk.position != len(body):
             raise DecodeError(f"{len(body) - walk.position} bytes follow the end of the record")
@@ -126,35 +126,35 @@ def _register(schema: dict[str, Any], named: dict[str, _Skip], skip: _Skip) -> _
     return skip
 
 
-def _int(walk: _State, _depth: int) -> None:
+def _int(walk: _Walk, _depth: int) -> None:
     # fastavro would read and write more; readers in other languages would not.
     if not _MIN_INT <= (value := walk.long()) <= _MAX_INT:
         raise DecodeError(f"{value} at byte {walk.position} is no 32-bit integer: the record is corrupt")
 
 
-def _long(walk: _State, _depth: int) -> None:
+def _long(walk: _Walk, _depth: int) -> None:
     walk.long()
 
 
-def _sized(walk: _State, _depth: int) -> None:
+def _sized(walk: _Walk, _depth: int) -> None:
     walk.take(walk.long())
 
 
 def _fixed(size: int) -> _Skip:
-    def skip(walk: _State, _depth: int) -> None:
+    def skip(walk: _Walk, _depth: int) -> None:
         walk.take(size)
 
     return skip
 
 
-def _boolean(walk: _State, _depth: int) -> None:
+def _boolean(walk: _Walk, _depth: int) -> None:
     walk.take(1)
     if walk.body[walk.position - 1] > 1:
         raise DecodeError(f"no boolean at byte {walk.position - 1}: the record is corrupt")
 
 
 def _enum(symbols: int) -> _Skip:
-    def skip(walk: _State, _depth: int) -> None:
+    def skip(walk: _Walk, _depth: int) -> None:
         index = walk.long()
         if not 0 <= index < symbols:
             raise DecodeError(f"enum index {index} of {symbols}: the record is corrupt")
@@ -163,7 +163,7 @@ def _enum(symbols: int) -> _Skip:
 
 
 def _union(branches: list[_Skip]) -> _Skip:
-    def skip(walk: _State, depth: int) -> None:
+    def skip(walk: _Walk, depth: int) -> None:
         index = walk.long()
         if not 0 <= index < len(branches):
             raise DecodeError(f"union index {index} of {len(branches)}: the record is corrupt")
@@ -173,7 +173,7 @@ def _union(branches: list[_Skip]) -> _Skip:
 
 
 def _record(fields: list[_Skip]) -> _Skip:
-    def skip(walk: _State, depth: int) -> None:
+    def skip(walk: _Walk, depth: int) -> None:
         if depth > walk.limits.max_depth:
             raise LimitError("max_depth", depth, walk.limits.max_depth)
         for field in fields:
@@ -183,7 +183,7 @@ def _record(fields: list[_Skip]) -> _Skip:
 
 
 def _array(item: _Skip, *, are_values: bool) -> _Skip:
-    def skip(walk: _State, depth: int) -> None:
+    def skip(walk: _Walk, depth: int) -> None:
         while count := walk.long():
             if count < 0:
                 # The long form of a block: the count is negated and the size of the block follows.

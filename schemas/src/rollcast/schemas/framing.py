@@ -10,7 +10,7 @@ from typing import Any
 import fastavro
 from fastavro.schema import fingerprint, to_parsing_canonical_form
 
-from rollcast.schemas._bounds import Walk, compile_walk
+from rollcast.schemas._bounds import Check, compile_walk
 from rollcast.schemas._column_bytes import announced_bytes, column_pieces, columns_array, value_bytes
 from rollcast.schemas._values import column_from_avro, column_to_avro, value_from_avro
 from rollcast.schemas.errors import DecodeError, EncodeError, LimitError, UnknownSchemaError
@@ -54,7 +54,7 @@ class WriterSchema:
     avsc: dict[str, Any]
     parsed: Any
     header: bytes
-    check: Walk
+    check: Check
 
 
 @cache
@@ -205,7 +205,7 @@ def encode_value(value: PlainValue) -> bytes:
 
 
 @cache
-def _value_check() -> Walk:
+def _value_check() -> Check:
     column = current_schema("SamplePart").avsc["fields"][-1]["type"]["items"]
     return compile_walk(next(field["type"] for field in column["fields"] if field["name"] == "value"), inline=False)
 

@@ -35,12 +35,12 @@ def verify(
     from rollcast.consumer.verification import verify as verdicts
 
     show_warnings()
-    sound = unknown = closed = 0
+    sound = unknown = shut = 0
     bad: list[Verdict] = []
     for path in paths:
         for verdict in verdicts(path):
-            if verdict.closed:
-                closed += 1
+            if verdict.shut:
+                shut += 1
                 typer.echo(f"shut {verdict}")
                 continue
             if verdict.problem is not None:
@@ -59,14 +59,14 @@ def verify(
         typer.echo("To make them again, with --bootstrap, --dump-path and --layout as `rollcast consume` has them:")
         for command in commands:
             typer.echo(f"  {command}")
-    if closed:
+    if shut:
         typer.echo(
             "Whether those that are shut are sound is not known: this user may not read them. Ask again as their owner."
         )
-    aside = (f", {closed} shut" if closed else "") + (f", {unknown} kept aside" if unknown else "")
+    others = (f", {shut} shut" if shut else "") + (f", {unknown} kept aside" if unknown else "")
     nothing = f"no dump is in {', '.join(map(str, paths))}"
-    typer.echo(f"{sound} sound, {len(bad)} bad{aside}" if sound or bad or closed else f"{nothing}{aside}")
-    if bad or closed or not sound:
+    typer.echo(f"{sound} sound, {len(bad)} bad{others}" if sound or bad or shut else f"{nothing}{others}")
+    if bad or shut or not sound:
         raise typer.Exit(1)
 
 

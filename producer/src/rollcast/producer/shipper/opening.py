@@ -5,8 +5,9 @@ import logging
 import threading
 from pathlib import Path
 
+from rollcast.producer.errors import UnusableBundleError
 from rollcast.producer.shipper.claims import MAX_DEATHS, Claims
-from rollcast.producer.spool.read import Bundle, UnusableBundleError, read_bundle, read_closing_event
+from rollcast.producer.spool.read import Bundle, read_bundle, read_closing_event
 
 _log = logging.getLogger("rollcast.ship")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError
 
-from rollcast.producer.errors import ShipperError, SpoolError
+from rollcast.producer.errors import ShipperError, SpoolError, UnusableBundleError
 from rollcast.producer.shipper.claims import Claims
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.cut import cut
@@ -23,7 +23,7 @@ from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.shipper.topic import RecordsTopic, part_limit
 from rollcast.producer.shipper.turns import Turns
 from rollcast.producer.spool.folder import SpoolFolder, is_folder
-from rollcast.producer.spool.read import Bundle, UnusableBundleError
+from rollcast.producer.spool.read import Bundle
 from rollcast.schemas.errors import ContractError
 from rollcast.schemas.events import DpShard
 from rollcast.schemas.framing import encode

@@ -54,8 +54,8 @@ class Turns:
         if deaths == 0:
             return not any(self._is_next(other) or (other in self._going and self._deaths[other]) for other in others)
         is_last = deaths > FORGIVEN_DEATHS
-        before = (other for other in others if self._deaths[other] < deaths and (is_last or self._deaths[other]))
-        return not self._going and next(before, None) is None
+        is_behind = any(self._deaths[other] < deaths and (is_last or self._deaths[other]) for other in others)
+        return not self._going and not is_behind
 
     def _is_next(self, spool: Path) -> bool:
         return spool not in self._going and 0 < self._deaths[spool] <= FORGIVEN_DEATHS

@@ -146,7 +146,8 @@ class SpoolFolder:
             for run in entries:
                 if run.name.startswith(".") or not run.is_dir():
                     continue
-                if destination in (None, _noted_destination(folder := Path(run.path))):
+                folder = Path(run.path)
+                if destination is None or _noted_destination(folder) == destination:
                     found += _bundles_in(folder)
         return sorted(found)
 

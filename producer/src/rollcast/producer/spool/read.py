@@ -9,7 +9,7 @@ from typing import Any
 import fastavro
 import xxhash
 
-from rollcast.producer.errors import SpoolError
+from rollcast.producer.errors import SpoolError, UnusableBundleError
 from rollcast.producer.spool.pages import require_readable
 from rollcast.schemas.codec import RAW, SPOOL
 from rollcast.schemas.events import Column, DpShard, SamplePart, TensorSlice
@@ -36,18 +36,6 @@ class Bundle:
 
     slots: tuple[SamplePart, ...]
     shard: DpShard
-
-
-class UnusableBundleError(SpoolError):
-    """A committed bundle cannot be shipped.
-
-    Attributes:
-        shard: its closing event, if that is whole.
-    """
-
-    def __init__(self, problem: str, shard: DpShard | None) -> None:
-        super().__init__(problem)
-        self.shard = shard
 
 
 def read_bundle(path: Path, given_up: threading.Event | None = None) -> Bundle:
