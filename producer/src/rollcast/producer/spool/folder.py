@@ -144,9 +144,10 @@ class SpoolFolder:
         found: list[tuple[BundleName, Path]] = []
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
             for run in entries:
-                if run.name.startswith(".") or not run.is_dir():
+                # Asked of the path: a link that leads nowhere is no folder for it, and an error for the entry.
+                if run.name.startswith(".") or not (folder := Path(run.path)).is_dir():
                     continue
-                if destination in (None, _noted_destination(folder := Path(run.path))):
+                if destination in (None, _noted_destination(folder)):
                     found += _bundles_in(folder)
         return sorted(found)
 
