@@ -97,7 +97,8 @@ def test_what_stands_for_an_integer_is_written_as_that_integer(number: Any) -> N
 
 @pytest.mark.parametrize("number", [1.0, 64.0])
 def test_a_float_is_no_integer_even_where_an_equal_integer_was_written(number: Any) -> None:
-    for equal in (int(number), np.int64(number), bool(number)):
+    equals: list[Any] = [int(number), np.int64(number), bool(number)]
+    for equal in equals:
         encode_column(Column("x", 0, replace(_SLICE, shape=(equal,))))
     with pytest.raises(EncodeError, match="does not fit"):
         encode_column(Column("x", 0, replace(_SLICE, shape=(number,))))
