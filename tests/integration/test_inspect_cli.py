@@ -216,6 +216,13 @@ def test_a_file_that_is_no_dump_is_one_sentence(
         load_dump(path)
 
 
+def test_a_file_that_only_ends_like_an_archive_is_no_dump_and_its_end_is_not_looked_for(tmp_path: Path) -> None:
+    path = tmp_path / "tail.pt"
+    path.write_bytes(b"garbage" + bytes_of({"samples": []}))
+    with pytest.raises(DumpFileError, match=r"is not a torch file$"):
+        load_dump(path)
+
+
 @pytest.mark.parametrize("subcommand", [("inspect",), ("diff", "{file}")])
 def test_a_folder_in_place_of_a_dump_is_one_sentence_that_tells_what_takes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], subcommand: Sequence[str]

@@ -1,12 +1,15 @@
 """Dumps again from the records: the same ones, or what is missing."""
 
 import asyncio
+import errno
+import io
 import json
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
@@ -14,9 +17,11 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, RecordsToDelete
 
 from fixtures.frames import events_of, frames_of
 from fixtures.installation import PART_BYTES, Installation, keyed, running, shards
+from fixtures.stored import dump
 from rollcast.consumer.config import ConsumeConfig
 from rollcast.consumer.rebuilding import Rebuilt, rebuild
 from rollcast.consumer.retention import Retention
+from rollcast.consumer.store import LocalDumpStore
 from rollcast.schemas import SamplePart, encode
 
 
@@ -70,6 +75,28 @@ async def test_a_lost_or_damaged_dump_is_made_again(
     # What was damaged is kept, not overwritten.
     assert [path.read_bytes() for path in folder.glob("*.unknown-*.pt")] == list(left.values())
     assert [each.done for each in await rebuilt(installed.config, 1)] == [True]
+
+
+async def test_a_dump_that_this_user_may_not_read_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = ConsumeConfig(bootstrap_servers="127.0.0.1:1", dump_path=f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt")
+    path = LocalDumpStore.of(config).publish(dump(1)).path
+    before = {each: each.read_bytes() for each in path.parent.iterdir()}
+    opens = io.open
+
+    def refuse(file: Any, *rest: Any, **options: Any) -> Any:
+        if file == path:
+            # Not by the file's mode, which root may pass by.
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+        return opens(file, *rest, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(io, "open", refuse)
+        (left,) = await rebuilt(config, 1)
+    assert not left.done
+    assert left.told.endswith("cannot be read: Permission denied; it may be sound, so it was left as it is")
+    assert {each: each.read_bytes() for each in path.parent.iterdir()} == before
 
 
 async def test_a_rollout_is_made_again_with_less_memory_than_its_tensors_take(installed: Installation) -> None:

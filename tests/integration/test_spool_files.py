@@ -15,7 +15,7 @@ from rollcast.producer.copy import copy_own
 from rollcast.producer.errors import SpoolFullError
 from rollcast.producer.parallel import ParallelLayout
 from rollcast.producer.plan import make_plan
-from rollcast.producer.spool.folder import BundleName
+from rollcast.producer.spool.folder import BundleName, SpoolFolder
 from rollcast.producer.spool.pool import TensorPool
 from rollcast.producer.spool.tensor_file import finish_tensor_file
 from rollcast.schemas import build_dump_payload
@@ -27,6 +27,15 @@ def test_a_full_disk_is_an_error_at_creation_and_not_a_signal_later(tmp_path: Pa
     with pytest.raises(SpoolFullError, match="no room for"):
         session.start_bundle(BundleName(0, 1, "dp0"), replace(plan, data_bytes=2**50))
     assert not list(tmp_path.rglob("*.filling"))
+
+
+@pytest.mark.parametrize("target", ["link", "gone", ".host-token/below"])
+def test_a_link_that_leads_nowhere_keeps_no_bundle_from_being_found(tmp_path: Path, target: str) -> None:
+    publisher = spool_publisher(tmp_path)
+    assert publisher.publish(0, whole_shard(0, 0, 1)).status is PublishStatus.PUBLISHED
+    publisher.close(0.2)
+    (tmp_path / "link").symlink_to(target)
+    assert [name.rollout_id for name, _ in SpoolFolder(tmp_path).bundles()] == [0]
 
 
 def test_a_bundle_above_the_quota_drops_the_rollout(tmp_path: Path) -> None:

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from fixtures.crashing import store as store_of_several
-from fixtures.frames import frames_of
+from fixtures.frames import ShardSource, frames_of
 from fixtures.installation import Installation, installation, keyed, running, shards, until
 from fixtures.small_disk import small_file_system
 from fixtures.stored import KEY, MISSING, dump
@@ -50,6 +51,28 @@ def test_on_a_disk_that_is_really_full_nothing_is_lost_and_with_room_it_goes_on(
     filler.unlink()
     assert store.publish(large).manifest.id.attempt == 2
     assert all(verdict.problem is None for verdict in verify(small_disk))
+
+
+def _zeros(elements: int) -> list[ShardSource]:
+    data = {"response_lengths": [1], "image": [torch.zeros(elements, dtype=torch.uint8)], "partition": [0]}
+    return [ShardSource(rank=3, data_parallel_rank=0, rollout_data=data)]
+
+
+async def test_scratch_files_that_are_kept_to_be_used_again_keep_no_dump_from_a_disk(
+    broker: Broker, tmp_path: Path
+) -> None:
+    mib = 2**20
+    with small_file_system(tmp_path / "disk", 200 * mib) as disk:
+        installed = installation(broker.bootstrap_servers, disk)
+        await prepare_topics(installed.config)
+        async with running(installed.config) as daemon:
+            # The first leaves a dump of 64 MiB and a spare file; the second needs 48 MiB twice.
+            for rollout_id, elements in ((1, 64 * mib), (2, 48 * mib)):
+                frames = frames_of("run", 1, rollout_id, _zeros(elements))
+                await installed.send(keyed("run", rollout_id, frames))
+                await installed.dumps(rollout_id)
+            assert daemon.stats.retries == 1
+        installed.check("run", 2, _zeros(48 * mib))
 
 
 async def test_a_daemon_on_a_full_disk_says_so_holds_the_offset_and_goes_on_with_room(

@@ -204,17 +204,12 @@ def test_a_folder_that_may_not_be_looked_into_is_told(
     assert told.endswith("3 sound, 0 bad, 1 shut\n")
 
 
-@pytest.mark.parametrize("which", ["run/1.pt", "run/1.pt.manifest.json"])
-@pytest.mark.parametrize("asked", ["", "run/1.pt"])
-def test_what_this_user_may_not_read_is_not_called_bad_and_not_to_be_made_again(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], which: str, asked: str
-) -> None:
-    closed = folder / which
+def close(monkeypatch: pytest.MonkeyPatch, closed: Path) -> None:
+    """Makes a file one that this user may not read; not by its mode, which root may pass by."""
 
     def refusing(opens: Callable[..., Any]) -> Callable[..., Any]:
         def refuse(path: Any, *rest: Any, **options: Any) -> Any:
             if path == closed:
-                # As above.
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
             return opens(path, *rest, **options)
 
@@ -222,12 +217,34 @@ def test_what_this_user_may_not_read_is_not_called_bad_and_not_to_be_made_again(
 
     for module in (os, io):
         monkeypatch.setattr(module, "open", refusing(module.open))
+
+
+@pytest.mark.parametrize("which", ["run/1.pt", "run/1.pt.manifest.json"])
+@pytest.mark.parametrize("asked", ["", "run/1.pt"])
+def test_what_this_user_may_not_read_is_not_called_bad_and_not_to_be_made_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], which: str, asked: str
+) -> None:
+    close(monkeypatch, folder / which)
     assert verify(monkeypatch, "--quiet", folder / asked) == 1
     shut, remedy, last = capsys.readouterr().out.splitlines()
     assert shut.startswith(f"shut {folder}/run/1.pt")
     assert shut.endswith("cannot be read: Permission denied")
     assert "this user may not read them" in remedy
     assert last.endswith(" sound, 0 bad, 1 shut")
+
+
+def test_a_dump_with_a_bad_file_is_bad_though_this_user_may_not_read_another_one(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (folder / f"other/run/3_{rank}.pt" for rank in (0, 4))
+    close(monkeypatch, first)
+    assert verify(monkeypatch, "--quiet", folder) == 1
+    assert capsys.readouterr().out.endswith("3 sound, 0 bad, 1 shut\n")
+    cut(second)
+    assert verify(monkeypatch, "--quiet", folder) == 1
+    told = capsys.readouterr().out
+    assert f"{second} does not match its manifest" in told
+    assert told.endswith("3 sound, 1 bad\n")
 
 
 def test_a_dump_that_needs_code_to_load_is_not_sound_and_the_code_is_not_run(

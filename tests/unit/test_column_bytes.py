@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import fastavro
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,6 +77,33 @@ def test_a_column_announces_its_tensor_and_not_how_it_is_cut(column: Column) -> 
         header = replace(column.value, offset=0, slice_bytes=column.value.total_bytes, codec=RAW, base=None, data=b"")
         whole = replace(column, value=header)
     assert encode_announced(column) == encode_column(whole)
+
+
+_LIKE_INTEGERS = [True, *(kind(np.iinfo(kind).max) for kind in (np.int8, np.uint8, np.int32, np.uint32, np.int64))]
+
+
+@pytest.mark.parametrize("number", _LIKE_INTEGERS, ids=repr)
+def test_what_stands_for_an_integer_is_written_as_that_integer(number: Any) -> None:
+    ours, plain = (
+        Column("x", 0, replace(_SLICE, shape=(each,), total_bytes=each, slice_bytes=each))
+        for each in (number, int(number))
+    )
+    assert encode_column(ours) == encode_column(plain)
+
+
+@pytest.mark.parametrize("number", [1.0, 64.0])
+def test_a_float_is_no_integer_even_where_an_equal_integer_was_written(number: Any) -> None:
+    equals: list[Any] = [int(number), np.int64(number), bool(number)]
+    for equal in equals:
+        encode_column(Column("x", 0, replace(_SLICE, shape=(equal,))))
+    with pytest.raises(EncodeError, match="does not fit"):
+        encode_column(Column("x", 0, replace(_SLICE, shape=(number,))))
+
+
+def test_data_is_as_long_as_its_bytes_whatever_its_elements_are() -> None:
+    data = bytes(range(8))
+    wide = replace(_SLICE, data=memoryview(data).cast("i"))
+    assert encode_column(Column("x", 0, wide)) == encode_column(Column("x", 0, replace(_SLICE, data=data)))
 
 
 _SLICE = TensorSlice(dtype="int8", shape=(2,), total_bytes=2, offset=0, slice_bytes=2, codec=RAW, data=b"ab")

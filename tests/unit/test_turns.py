@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rollcast.producer.shipper import turns as turns_module
 from rollcast.producer.shipper.turns import Turns
 
 A, B, C = Path("a"), Path("b"), Path("c")
@@ -107,3 +108,29 @@ async def test_a_spool_that_gives_up_waiting_keeps_nobody_waiting(deaths: int) -
     turns.end(B)
     turns.end(A)
     await waiting
+
+
+async def test_what_is_last_waits_for_a_bounded_time_where_others_always_have_something(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns_module, "_LAST_WAITS_S", 0.05)
+    turns = Turns()
+    busy = [B, C]
+    for spool in busy:
+        await turns.take(spool, 0)
+    last = await _wants(turns, A, MANY)
+
+    async def ship_for_ever(spool: Path) -> None:
+        while True:
+            await turns.take(spool, 0)
+            await asyncio.sleep(0.001)
+
+    others = [asyncio.create_task(ship_for_ever(spool)) for spool in busy]
+    async with asyncio.timeout(5):
+        await last
+    # All of them wait for it: should it end the process, nothing else was on its way.
+    await asyncio.wait(others, timeout=0.02)
+    assert not any(other.done() for other in others)
+    for other in others:
+        other.cancel()
+    await asyncio.wait(others)

@@ -157,6 +157,7 @@ class Daemon:
             assembler=self._assembler,
             intake=intake,
             letters=letters,
+            scratch=self._scratch,
             store=self._store,
             outputs=outputs,
             gaps=self._gaps,

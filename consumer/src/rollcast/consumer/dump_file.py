@@ -22,9 +22,10 @@ def load_dump(path: Path) -> dict[str, Any]:
     Raises:
         DumpFileError: there is no readable file of a dump.
     """
+    # First: what looks for the end of an archive reads a file without an end, such as a device, for ever.
+    check_beginning(path)
     try:
         if not zipfile.is_zipfile(path):
-            check_beginning(path)
             raise DumpFileError(f"{path} is cut short: the end of the archive is missing")
         payload = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except DumpFileError:

@@ -1,6 +1,7 @@
 """An assembled rollout to a durable, announced dump."""
 
 import asyncio
+import errno
 import logging
 from collections.abc import Sequence
 from concurrent.futures import Executor
@@ -19,6 +20,7 @@ from rollcast.consumer.restore import Restored
 from rollcast.consumer.retry import Retry
 from rollcast.consumer.rivals import parts_of
 from rollcast.consumer.rollout import Rollout, SlotCut
+from rollcast.consumer.scratch import Scratch
 from rollcast.consumer.stats import Stats
 from rollcast.consumer.store import Dump, DumpStore, Manifest, PublishedDump
 from rollcast.consumer.waiting import Waiting
@@ -34,6 +36,7 @@ class Publishing:
         assembler: is told what is durable.
         intake: is told when room may be free.
         letters: get what turns out to be unusable.
+        scratch: gives its spare room up where the disk has none for a dump.
         store: keeps the dumps.
         outputs: announces them.
         gaps: what may be why something is missing.
@@ -50,6 +53,7 @@ class Publishing:
         assembler: Assembler,
         intake: Intake,
         letters: DeadLetters,
+        scratch: Scratch,
         store: DumpStore,
         outputs: Outputs,
         gaps: Gaps,
@@ -60,7 +64,7 @@ class Publishing:
     ) -> None:
         self._config = config
         self._assembler, self._intake, self._letters = assembler, intake, letters
-        self._store, self._outputs = store, outputs
+        self._scratch, self._store, self._outputs = scratch, store, outputs
         self._gaps, self._waiting, self._retry, self._stats, self._pool = gaps, waiting, retry, stats, pool
 
     async def publish(self, rollout: Rollout) -> None:
@@ -99,6 +103,8 @@ class Publishing:
         try:
             published = await loop.run_in_executor(self._pool, self._store.publish, dump)
         except OSError as exc:
+            if exc.errno in {errno.ENOSPC, errno.EDQUOT}:
+                await loop.run_in_executor(self._pool, self._scratch.give_up_spares)
             # Other rollouts go on meanwhile: it may be this one alone that can never be written.
             self._stats.retries += 1
             self._waiting.put_back(rollout, exc, loop.time())

@@ -12,7 +12,7 @@ from aiokafka.errors import KafkaError
 from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.config import ConsumeConfig
 from rollcast.consumer.decisions import Complete, Decision
-from rollcast.consumer.errors import ConsumeError, InvalidRecordError
+from rollcast.consumer.errors import ConsumeError, InvalidRecordError, ShutFileError
 from rollcast.consumer.preparing import prepare
 from rollcast.consumer.replay import Replay
 from rollcast.consumer.rivals import place_beside
@@ -60,7 +60,11 @@ async def rebuild(config: ConsumeConfig, run_id: str, rollout_ids: Iterable[int]
     try:
         await asyncio.to_thread(store.open)
         for rollout_id in dict.fromkeys(rollout_ids):
-            sound, known = await asyncio.to_thread(_look, store, RolloutKey(run_id, rollout_id))
+            try:
+                sound, known = await asyncio.to_thread(_look, store, RolloutKey(run_id, rollout_id))
+            except ShutFileError as exc:
+                yield Rebuilt(rollout_id, f"{exc}; it may be sound, so it was left as it is", done=False)
+                continue
             if sound:
                 yield Rebuilt(rollout_id, "its dump is there, as the manifest says", done=True)
             else:
@@ -81,12 +85,18 @@ async def rebuild(config: ConsumeConfig, run_id: str, rollout_ids: Iterable[int]
 
 
 def _look(store: LocalDumpStore, key: RolloutKey) -> tuple[bool, Manifest | None]:
-    """Returns whether a sound dump of the rollout is there, and the manifest that is known of it."""
+    """Returns whether a sound dump of the rollout is there, and the manifest that is known of it.
+
+    Raises:
+        ShutFileError: one is there that this user may not read.
+    """
     published = store.published(key)
     if published is None or published.removed:
         return False, store.known(key)
     bad = [verdict for verdict in verify(published.path) if verdict.problem is not None]
     for verdict in bad:
+        if verdict.shut:
+            raise ShutFileError(str(verdict))
         _log.warning("%s", verdict)
     return not bad, published.manifest
 

@@ -1,5 +1,6 @@
 """Room for the tensors of unfinished rollouts in mapped files, so that memory does not grow with a rollout."""
 
+import contextlib
 import errno
 import os
 import sys
@@ -39,7 +40,8 @@ class Scratch:
     has a name, so a crash leaves nothing. Its blocks are reserved before it is written to: a full disk is an `OSError`,
     not a signal.
 
-    A byte is written once, so a repeat changes nothing that is there. For one thread at a time, `forget` apart.
+    A byte is written once, so a repeat changes nothing that is there. For one thread at a time, `forget` and
+    `give_up_spares` apart.
 
     Args:
         directory: where the files are.
@@ -72,6 +74,10 @@ class Scratch:
     def forget(self) -> None:
         """Has nothing that comes from now on share a place with what came before."""
         self._rollouts = weakref.WeakValueDictionary()
+
+    def give_up_spares(self) -> None:
+        """Gives the disk back what nothing stands in: dumps are often kept on the same one."""
+        self._spares.clear()
 
     def place(self, part: SamplePart, *, apart: bool = False) -> SamplePart:
         """Returns the part with its slices decoded and placed.
@@ -124,8 +130,9 @@ class Scratch:
             OSError: the disk is full, or cannot be used.
         """
         size = _pages(size)
-        if size == _LARGEST_SEGMENT_BYTES and self._spares:
-            return self._lent(self._spares.pop())
+        if size == _LARGEST_SEGMENT_BYTES:
+            with contextlib.suppress(IndexError):
+                return self._lent(self._spares.pop())
         if self.used_bytes + len(self._spares) * _LARGEST_SEGMENT_BYTES + size > self._max_bytes:
             self._spares.clear()
         if self.used_bytes + size > self._max_bytes:

@@ -6,6 +6,7 @@ and into its part.
 
 from collections.abc import Callable, Iterable
 from functools import lru_cache
+from operator import index
 from struct import Struct
 from typing import Any
 
@@ -30,7 +31,8 @@ def column_pieces(column: Column) -> list[bytes | memoryview]:
         return [_text(column.name) + _int(column.leaf) + value_bytes(piece)]
     head = _announced(column, piece, piece.offset, piece.slice_bytes, piece.codec)
     base = _NULL if piece.base is None else b"\x02" + _int(piece.base)
-    return [head + _long(len(piece.data)), piece.data, base]
+    data = memoryview(piece.data)
+    return [head + _long(data.nbytes), data, base]
 
 
 def announced_bytes(column: Column) -> bytes:
@@ -75,10 +77,15 @@ def _announced(column: Column, piece: TensorSlice, offset: int, size: int, codec
     return head + _text(piece.dtype) + shape + numbers + _CODECS[codec]
 
 
+def _long(number: int) -> bytes:
+    # A NumPy integer would lose its highest bit to the shift, and a float that equals an integer find its bytes.
+    return _zigzag(index(number))
+
+
 # The columns of one sample have the same few lengths.
 @lru_cache(maxsize=1024)
-def _long(number: int) -> bytes:
-    """Returns a zigzag-coded integer in groups of seven bits, the lowest first."""
+def _zigzag(number: int) -> bytes:
+    """Returns an integer in groups of seven bits, the lowest first, with the sign as its lowest bit."""
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"{number} is no 64-bit integer")
     rest = (number << 1) ^ (number >> 63)

@@ -5,12 +5,15 @@ from pathlib import Path
 
 from rollcast.producer.shipper.claims import FORGIVEN_DEATHS
 
+_LAST_WAITS_S = 60.0
+
 
 class Turns:
     """Keeps a bundle at which shippers have died alone in its process: should that happen again, no other looks guilty.
 
     Bundles without such deaths go side by side. One with a few is next, for they may have come from outside; one with
-    more is last, so that a deadly bundle in one spool does not keep the others waiting until it is set aside.
+    more is last, so that a deadly bundle in one spool does not keep the others waiting until it is set aside; but it
+    becomes next after a minute, for its own spool waits with it, and the others may never be done.
     """
 
     def __init__(self) -> None:
@@ -38,8 +41,13 @@ class Turns:
         self._going.discard(spool)
         self._deaths[spool] = deaths
         self._tell()
-        while not self._may_go(spool):
-            await self._changed.wait()
+        try:
+            async with asyncio.timeout(_LAST_WAITS_S):
+                await self._may_go_now(spool)
+        except TimeoutError:
+            self._deaths[spool] = min(deaths, FORGIVEN_DEATHS)
+            self._tell()
+            await self._may_go_now(spool)
         self._going.add(spool)
 
     def end(self, spool: Path) -> None:
@@ -47,6 +55,10 @@ class Turns:
         self._going.discard(spool)
         self._deaths.pop(spool, None)
         self._tell()
+
+    async def _may_go_now(self, spool: Path) -> None:
+        while not self._may_go(spool):
+            await self._changed.wait()
 
     def _may_go(self, spool: Path) -> bool:
         deaths = self._deaths[spool]

@@ -144,9 +144,9 @@ class SpoolFolder:
         found: list[tuple[BundleName, Path]] = []
         with contextlib.suppress(FileNotFoundError), os.scandir(self.path) as entries:
             for run in entries:
-                if run.name.startswith(".") or not run.is_dir():
+                # Asked of the path: a link that leads nowhere is no folder for it, and an error for the entry.
+                if run.name.startswith(".") or not (folder := Path(run.path)).is_dir():
                     continue
-                folder = Path(run.path)
                 if destination is None or _noted_destination(folder) == destination:
                     found += _bundles_in(folder)
         return sorted(found)
