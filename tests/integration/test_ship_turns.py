@@ -1,6 +1,7 @@
 """A bundle that kills the process which ships its spool and others."""
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ from rollcast.producer.spool.folder import SpoolFolder
 
 
 async def _run(*command: str) -> int:
-    return (await asyncio.to_thread(subprocess.run, command, timeout=60, check=False)).returncode
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return (await asyncio.to_thread(subprocess.run, command, env=environment, timeout=60, check=False)).returncode
 
 
 async def test_a_deadly_bundle_leaves_few_marks_in_other_spools_and_holds_them_up_for_few_deaths(
