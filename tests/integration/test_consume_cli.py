@@ -112,6 +112,18 @@ def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         (["--bootstrap", "kafka", "--dump-path", "{tmp}/{run_id}/{rollout_id}.pt"], "'kafka' is no host:port"),
         (["--bootstrap", NOBODY, "--dump-path", "/proc/none/{run_id}/{rollout_id}.pt"], "another one with --dump-path"),
         (
+            ["--bootstrap", NOBODY, "--dump-path", "{tmp}/notes/{run_id}/{rollout_id}.pt"],
+            "/notes is a file and not a folder; move it away, or give another folder with --dump-path",
+        ),
+        (
+            ["--bootstrap", NOBODY, "--dump-path", "{tmp}/notes/below/{run_id}/{rollout_id}.pt"],
+            "/notes is a file and not a folder; move it away, or give another folder with --dump-path",
+        ),
+        (
+            ["--bootstrap", NOBODY, "--dump-path", "{tmp}/{run_id}/{rollout_id}.pt", "--scratch-dir", "{tmp}/notes"],
+            "/notes is a file and not a folder; move it away, or give another folder with --scratch-dir",
+        ),
+        (
             ["--bootstrap", NOBODY, "--dump-path", "{tmp}/{run_id}/{rollout_id}.pt"],
             f"no Kafka broker answers at {NOBODY}",
         ),
@@ -145,6 +157,7 @@ def test_what_cannot_work_is_one_sentence_at_the_start(
     sentence: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "notes").touch()
     given = [argument.replace("{tmp}", str(tmp_path)) for argument in arguments]
 
     assert command(monkeypatch, "consume", "--connect-timeout-s", "1", *given) == 2
@@ -174,7 +187,7 @@ def test_a_rebuild_into_a_folder_that_cannot_be_made_is_one_sentence_with_the_re
     arguments = ["--bootstrap", NOBODY, "--dump-path", "/proc/none/{run_id}/{rollout_id}.pt", "--run", "a"]
 
     assert command(monkeypatch, "rebuild", *arguments, "--rollout", "1") == 2
-    assert "give others with --dump-path and --scratch-dir" in one_sentence(capsys)
+    assert "give another one with --dump-path or --scratch-dir" in one_sentence(capsys)
 
 
 def test_a_rebuild_from_an_address_without_a_port_is_one_sentence(

@@ -144,6 +144,16 @@ def test_a_dump_that_does_not_match_its_manifest_is_one_sentence(
     assert f"{path} {sentence}" in one_sentence(capsys)
 
 
+def test_inspect_leaves_the_path_of_a_dump_whole_on_80_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    path = tmp_path / f"{'long-' * 30}[b].pt"
+
+    assert command(monkeypatch, "inspect", dump_file(path)) == 0
+    assert capsys.readouterr().out.startswith(f"{path}\n")
+
+
 def test_inspect_breaks_neither_metric_names_nor_the_digest_on_80_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

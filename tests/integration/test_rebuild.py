@@ -19,6 +19,7 @@ from fixtures.frames import events_of, frames_of
 from fixtures.installation import PART_BYTES, Installation, keyed, running, shards
 from fixtures.stored import dump
 from rollcast.consumer.config import ConsumeConfig
+from rollcast.consumer.errors import ConsumeError
 from rollcast.consumer.rebuilding import Rebuilt, rebuild
 from rollcast.consumer.retention import Retention
 from rollcast.consumer.store import LocalDumpStore
@@ -57,7 +58,7 @@ def damaged(folder: Path) -> None:
     ],
 )
 async def test_a_lost_or_damaged_dump_is_made_again(
-    installed: Installation, harm: Callable[[Path], object], told: str
+    installed: Installation, caplog: pytest.LogCaptureFixture, harm: Callable[[Path], object], told: str
 ) -> None:
     await published(installed, 1, 2)
     folder = installed.folder / "run"
@@ -74,6 +75,7 @@ async def test_a_lost_or_damaged_dump_is_made_again(
     installed.check("run", 1, shards(1))
     # What was damaged is kept, not overwritten.
     assert [path.read_bytes() for path in folder.glob("*.unknown-*.pt")] == list(left.values())
+    assert caplog.text.count("its content is not that of the dump that gets its name") == len(left)
     assert [each.done for each in await rebuilt(installed.config, 1)] == [True]
 
 
@@ -160,8 +162,31 @@ async def test_what_is_missing_is_named(installed: Installation) -> None:
     assert not one.done
     assert one.told.startswith("1 slots are not whole (shard/slot 1/2); ")
     assert not two.done
-    assert two.told.startswith("none of its records is there; ")
+    assert two.told.startswith("none of its records is there (the runs that were seen: 'run'); ")
     assert not list(installed.folder.rglob("*.pt"))
+
+
+async def test_a_mistyped_run_is_told_with_the_runs_that_are_there(installed: Installation) -> None:
+    for number in range(6):
+        await installed.send(keyed(f"run-{number}", 1, frames_of(f"run-{number}", 1, 1, shards(1))))
+
+    (typo,) = await rebuilt(installed.config, 1)
+
+    assert not typo.done
+    assert typo.told.startswith(
+        "none of its records is there (the runs that were seen: 'run-0', 'run-1', 'run-2', 'run-3', 'run-4', ...); "
+    )
+
+
+async def test_a_folder_at_the_name_of_the_dump_is_told_with_the_remedy(installed: Installation) -> None:
+    await installed.send(keyed("run", 1, frames_of("run", 1, 1, shards(1))))
+    path = installed.folder / "run" / "1.pt"
+    path.mkdir(parents=True)
+
+    with pytest.raises(ConsumeError) as told:
+        await rebuilt(installed.config, 1)
+
+    assert str(told.value).endswith(f"{path}: a folder has the name of the dump; move that folder away")
 
 
 async def test_records_of_another_content_do_not_pass_for_the_dump_that_was_there(installed: Installation) -> None:

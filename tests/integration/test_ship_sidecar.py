@@ -117,14 +117,14 @@ async def test_a_minute_in_which_something_was_shipped_is_one_line_with_bundles_
     publish_one_and_drop(tmp_path, 0, 1, 2)
     with Summary([(SpoolFolder(tmp_path), stats)], every_s=0.05):
         stats.shipped_bundles, stats.shipped_bytes, stats.wire_bytes = 3, 30_000_000, 10_000_000
-        await until(lambda: "MB/s; waiting: 1 bundle and 2 drop marks" in caplog.text)
+        await until(lambda: "B/s; waiting: 1 bundle and 2 drop marks" in caplog.text)
         stats.shipped_bundles, stats.shipped_bytes, stats.shipped_marks = 4, 31_000_000, 1
-        await until(lambda: caplog.text.count("MB/s; waiting: ") == 2)
+        await until(lambda: caplog.text.count("B/s; waiting: ") == 2)
         stats.shipped_marks = 3
-        await until(lambda: caplog.text.count("MB/s; waiting: ") == 3)
+        await until(lambda: caplog.text.count("B/s; waiting: ") == 3)
     assert caplog.text.count("shipped: 3 bundles of 30.0 MB, as 10.0 MB on the wire") == 1
-    assert caplog.text.count("shipped: 1 bundle and 1 drop mark of 1.0 MB, as 0.0 MB on the wire") == 1
-    assert caplog.text.count("shipped: 2 drop marks of 0.0 MB") == 1
+    assert caplog.text.count("shipped: 1 bundle and 1 drop mark of 1.0 MB, as 0 B on the wire") == 1
+    assert caplog.text.count("shipped: 2 drop marks of 0 B") == 1
     assert caplog.text.count("shipped in all: 4 bundles and 3 drop marks of 31.0 MB") == 1
 
 

@@ -76,13 +76,30 @@ def test_a_file_that_was_kept_aside_is_told_and_is_no_fault_until_it_changes(
     assert verify(monkeypatch, folder) == 0
     told = capsys.readouterr().out
     assert told.endswith("4 sound, 0 bad, 1 kept aside\n")
-    assert f"kept {kept}: it had a dump's name and no manifest; may be deleted" in told
+    assert f"kept {kept}: it had a dump's name and another content; may be deleted" in told
     assert verify(monkeypatch, "--quiet", folder) == 0
     assert str(kept) not in capsys.readouterr().out
 
     kept.write_bytes(b"changed")
     assert verify(monkeypatch, folder) == 1
     assert f"BAD  {kept}: its SHA-256 is " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("described", [False, True])
+def test_a_folder_where_a_dump_should_be_is_told_with_no_command_that_cannot_mend_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], described: bool
+) -> None:
+    path = folder / "run" / "1.pt"
+    path.unlink()
+    path.mkdir()
+    if not described:
+        manifest_path(path).unlink()
+
+    assert verify(monkeypatch, "--quiet", folder) == 1
+    (bad, count) = capsys.readouterr().out.splitlines()
+    assert bad.startswith(f"BAD  {path}")
+    assert bad.endswith(" is a folder where a dump should be; move it away")
+    assert count == "3 sound, 1 bad"
 
 
 def cut(path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 import rollcast.producer
 import rollcast.schemas
+from rollcast.consumer.streams import run_of_key
 from rollcast.schemas import ContractError, Topics, file_name_for, record_key
 
 _ROOT = Path(__file__).parents[2]
@@ -29,6 +30,22 @@ def test_a_prefix_that_kafka_refuses_is_refused_first(prefix: str) -> None:
 
 def test_all_records_of_a_rollout_have_one_key() -> None:
     assert record_key("run", 12) == b"run/12"
+
+
+@pytest.mark.parametrize(
+    ("key", "run"),
+    [
+        (record_key("a/b", 12), "a/b"),
+        (record_key("a\nb", 3, "policy-loss/2"), "a\nb"),
+        (record_key("7", 7), "7"),
+        (b"\xff/1", "\ufffd"),
+        (b"", None),
+        (b"run", None),
+        (b"/1", None),
+    ],
+)
+def test_the_run_is_read_from_the_key_of_a_record(key: bytes, run: str | None) -> None:
+    assert run_of_key(key) == run
 
 
 def test_run_ids_become_distinct_safe_file_names() -> None:

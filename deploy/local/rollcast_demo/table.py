@@ -7,9 +7,9 @@ from statistics import median
 
 from rich import box
 from rich.console import Console
-from rich.filesize import decimal
 from rich.table import Table
 
+from rollcast.schemas.sizes import size_in_words
 from rollcast_demo.compare import Verdict
 from rollcast_demo.launch import RunReport
 
@@ -50,8 +50,8 @@ def _cells(verdict: Verdict) -> list[str]:
         rollout,
         str(manifest.samples),
         str(manifest.parts),
-        decimal(manifest.raw_bytes),
-        decimal(manifest.wire_bytes),
+        size_in_words(manifest.raw_bytes),
+        size_in_words(manifest.wire_bytes),
         _number(metrics["train_rollout_logprob_abs_diff"].per_token_mean, ".5f"),
         _number(metrics["k3_kl"].per_token_mean, ".2e"),
         _number(metrics["reward"].per_rollout_mean, ".3f"),

@@ -14,6 +14,7 @@ from rollcast.consumer.closing import Closing
 from rollcast.consumer.config import ConsumeConfig
 from rollcast.consumer.dead_letters import DeadLetters
 from rollcast.consumer.errors import ConsumeConfigError, ConsumeError, ShutdownTimeoutError
+from rollcast.consumer.folder_trouble import folder_trouble
 from rollcast.consumer.gaps import Gaps
 from rollcast.consumer.health import Health
 from rollcast.consumer.http_server import serving
@@ -122,15 +123,13 @@ class Daemon:
             await asyncio.to_thread(self._store.open)
         except OSError as exc:
             raise ConsumeConfigError(
-                f"dumps cannot be kept at {self._config.dump_path!r}: {exc}; make that folder writable, or give "
-                "another one with --dump-path"
+                f"dumps cannot be kept at {self._config.dump_path!r}: {folder_trouble(exc, '--dump-path')}"
             ) from exc
         try:
             await asyncio.to_thread(self._scratch.open)
         except OSError as exc:
             raise ConsumeConfigError(
-                f"tensors cannot be kept at {self._config.scratch_directory}: {exc}; make that folder writable, or "
-                "give another one with --scratch-dir"
+                f"tensors cannot be kept at {self._config.scratch_directory}: {folder_trouble(exc, '--scratch-dir')}"
             ) from exc
 
     async def _run(self, watchdog: Watchdog, health: Health) -> None:
@@ -190,7 +189,7 @@ class Daemon:
             await self._closing.give_up()
             decode_pool.shutdown(wait=False, cancel_futures=True)
             dump_pool.shutdown(wait=False, cancel_futures=True)
-            _log.info("stopped: %s", self.stats)
+            _log.info("stopped: %s", self.stats.in_words())
 
     async def _serve(
         self, new_member: Callable[[], Member], publishing: Publishing, watchdog: Watchdog, health: Health

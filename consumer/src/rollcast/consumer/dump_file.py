@@ -1,6 +1,7 @@
 """Reads dump files."""
 
 import pickle
+import stat
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -85,7 +86,10 @@ def check_against(path: Path, file: ManifestFile) -> None:
         DumpFileError: it is another, or cannot be read; a `ShutFileError` where this user may not read it.
     """
     try:
-        size = path.stat().st_size
+        found = path.stat()
+        if stat.S_ISDIR(found.st_mode):
+            raise DumpFileError(f"{path} is a folder where a dump should be; move it away")
+        size = found.st_size
         if size != file.size:
             raise DumpFileError(
                 f"{path} does not match its manifest: it has {size} bytes, not {file.size}; "

@@ -24,6 +24,7 @@ from rollcast.consumer.scratch import Scratch
 from rollcast.consumer.stats import Stats
 from rollcast.consumer.store import Dump, DumpStore, Manifest, PublishedDump
 from rollcast.consumer.waiting import Waiting
+from rollcast.schemas.sizes import size_in_words
 
 _log = logging.getLogger("rollcast.consumer")
 
@@ -161,6 +162,6 @@ def _summary(manifest: Manifest) -> str:
         if name in means
     ]
     return (
-        f"{manifest.samples} samples in {manifest.parts} parts, {manifest.raw_bytes / 1e6:.2f} MB raw, "
-        f"{manifest.wire_bytes / 1e6:.2f} MB on the wire{''.join(shown)}"
+        f"{manifest.samples} samples in {manifest.parts} parts, {size_in_words(manifest.raw_bytes)} raw, "
+        f"{size_in_words(manifest.wire_bytes)} on the wire{''.join(shown)}"
     )

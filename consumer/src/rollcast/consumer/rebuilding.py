@@ -10,9 +10,11 @@ from typing import Any
 from aiokafka.errors import KafkaError
 
 from rollcast.consumer.assembler import Assembler
+from rollcast.consumer.brief import first_few
 from rollcast.consumer.config import ConsumeConfig
 from rollcast.consumer.decisions import Complete, Decision
 from rollcast.consumer.errors import ConsumeError, InvalidRecordError, ShutFileError
+from rollcast.consumer.folder_trouble import folder_trouble
 from rollcast.consumer.preparing import prepare
 from rollcast.consumer.replay import Replay
 from rollcast.consumer.rivals import place_beside
@@ -79,8 +81,8 @@ async def rebuild(config: ConsumeConfig, run_id: str, rollout_ids: Iterable[int]
         raise ConsumeError(f"Kafka at {config.bootstrap_servers} failed: {exc!r}; try again") from exc
     except OSError as exc:
         raise ConsumeError(
-            f"dumps cannot be kept at {config.dump_path!r}, or their tensors at {config.scratch_directory}: {exc}; "
-            "make these folders writable, or give others with --dump-path and --scratch-dir"
+            f"dumps cannot be kept at {config.dump_path!r}, or their tensors at {config.scratch_directory}: "
+            f"{folder_trouble(exc, '--dump-path or --scratch-dir')}"
         ) from exc
 
 
@@ -134,8 +136,9 @@ async def _rebuild_from(
             return
         missing = assembly.missing()
     begins = ", ".join(f"{each.first} of partition {each.partition}" for each in replay.everything())
+    runs = f" (the runs that were seen: {first_few(map(repr, replay.runs()))})" if replay.runs() else ""
     for rollout_id in wanted:
-        told = missing.get(rollout_id, "none of its records is there")
+        told = missing.get(rollout_id, f"none of its records is there{runs}")
         yield Rebuilt(rollout_id, f"{told}; {config.topics.records} begins at offset {begins}", done=False)
 
 

@@ -9,14 +9,17 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.partitioner import DefaultPartitioner
 
+from rollcast.consumer.brief import brief
 from rollcast.consumer.config import ConsumeConfig
 from rollcast.consumer.errors import ConsumeError
 from rollcast.consumer.kafka_client import client_options
 from rollcast.consumer.store import Manifest
+from rollcast.consumer.streams import run_of_key
 
 _POLL_MS = 500
 _SILENCE_S = 30.0
 _CLOSE_TIMEOUT_S = 5.0
+_MOST_RUNS = 100
 
 _log = logging.getLogger("rollcast.consumer")
 
@@ -54,6 +57,7 @@ class Replay:
             isolation_level="read_committed",
         )
         self._whole: dict[int, Range] = {}
+        self._runs: set[str] = set()
 
     async def __aenter__(self) -> "Replay":
         """Connects, and notes what is there."""
@@ -86,6 +90,10 @@ class Replay:
         """Returns what is there of all partitions."""
         return list(self._whole.values())
 
+    def runs(self) -> list[str]:
+        """Returns the runs of the records that were read, a hundred at most, in order."""
+        return sorted(self._runs)
+
     def likely(self, key: bytes, known: Manifest | None) -> list[Range]:
         """Returns where the records of a rollout are: as its manifest tells, else the partition of its key."""
         if known is not None:
@@ -114,6 +122,7 @@ class Replay:
                 raise ConsumeError(f"{self._topic} gave no record for {_SILENCE_S:g} s before its end; try again")
             for at, batch in batches.items():
                 for record in batch:
+                    self._note_run(record.key)
                     if at.partition in left and record.offset < left[at.partition].end and record.key in keys:
                         yield record
             for partition in list(left):
@@ -122,6 +131,10 @@ class Replay:
                 if await self._consumer.position(at) >= left[partition].end:
                     del left[partition]
                     self._consumer.pause(at)
+
+    def _note_run(self, key: bytes | None) -> None:
+        if len(self._runs) < _MOST_RUNS and (run := run_of_key(key or b"")) is not None:
+            self._runs.add(brief(run))
 
     def _bounds(self, ranges: Iterable[Range]) -> dict[int, Range]:
         """Returns one range for each partition, as far as it is there."""

@@ -4,6 +4,8 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
+from rollcast.schemas.sizes import size_in_words
+
 DEAD_LETTER_KINDS = ("decode", "invalid", "conflict", "content", "unusable")
 
 MAX_RUNS = 100
@@ -66,6 +68,15 @@ class Stats:
     dump_seconds: float = 0.0
     progressed_at: float = field(default_factory=time.monotonic)
     _runs: set[str] = field(default_factory=set, repr=False)
+
+    def in_words(self) -> str:
+        """Returns the end line of a log: what was read and written, and what went wrong."""
+        reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.dead_letters.items()))
+        return (
+            f"{self.records} records ({size_in_words(self.record_bytes)}) read, {self.dumps} dumps written, "
+            f"{self.incomplete_dumps} incomplete ones, {self.dead_letters.total()} dead letters"
+            f"{f' ({reasons})' if reasons else ''}"
+        )
 
     def note_progress(self) -> None:
         """Notes that records were taken or a dump written just now."""

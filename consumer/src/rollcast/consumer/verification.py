@@ -41,6 +41,12 @@ class Verdict:
         return problem if problem.startswith(f"{self.path} ") else f"{self.path}: {problem}"
 
 
+def is_folder(path: Path) -> bool:
+    """Returns whether a folder has this name, as far as this user can tell."""
+    # Not Path.is_dir, which raises where a folder above may not be looked into.
+    return os.path.isdir(path)  # noqa: PTH112
+
+
 def verify(path: Path) -> Iterator[Verdict]:
     """Yields a verdict on each dump: of this file, of this manifest, or on all below this folder.
 
@@ -48,8 +54,7 @@ def verify(path: Path) -> Iterator[Verdict]:
     rollout and the numbers of samples and shards that the manifest tells. A file that no manifest describes is not,
     unless the store has kept it aside under the name of its digest, and it still has that. Nothing is changed.
     """
-    # Not Path.is_dir, which raises where a folder above may not be looked into.
-    if os.path.isdir(path):  # noqa: PTH112
+    if is_folder(path):
         yield from _verify_below(path)
     elif path.name.endswith(MANIFEST_SUFFIX):
         yield _verify_manifest(path)
@@ -105,6 +110,8 @@ def _verify_file(path: Path) -> Verdict:
 
 
 def _verify_undescribed(path: Path) -> Verdict:
+    if is_folder(path):
+        return Verdict(path, None, "it is a folder where a dump should be; move it away")
     told = unknown_digest(path.name)
     if told is None:
         return Verdict(path, None, "no usable manifest describes it; only dumps that rollcast consume writes have one")

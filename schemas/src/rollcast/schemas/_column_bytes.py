@@ -10,10 +10,11 @@ from operator import index
 from struct import Struct
 from typing import Any
 
-from rollcast.schemas.codec import DELTA_PLANES, PLANES, RAW, SPOOL
 from rollcast.schemas.events import Column, PlainValue, TensorRef, TensorSlice
 
-_CODECS = {RAW: b"\x00", PLANES: b"\x02", DELTA_PLANES: b"\x04", SPOOL: b"\x06"}
+# Not those of `codec`, which needs NumPy.
+_RAW = "RAW"
+_CODECS = {_RAW: b"\x00", "PLANES": b"\x02", "DELTA_PLANES": b"\x04", "SPOOL": b"\x06"}
 _END_OF_ARRAY = b"\x00"
 _NULL = b"\x00"
 _NO_DATA = b"\x00"
@@ -47,7 +48,7 @@ def announced_bytes(column: Column) -> bytes:
     piece = column.value
     if not isinstance(piece, TensorSlice):
         return b"".join(column_pieces(column))
-    return _announced(column, piece, 0, piece.total_bytes, RAW) + _NO_DATA + _NULL
+    return _announced(column, piece, 0, piece.total_bytes, _RAW) + _NO_DATA + _NULL
 
 
 def columns_array(columns: Iterable[Column]) -> list[bytes | memoryview]:

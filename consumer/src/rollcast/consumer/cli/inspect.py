@@ -32,6 +32,8 @@ def inspect(file: Annotated[Path, typer.Argument(help="A dump, .pt.")]) -> None:
     payload = load_dump(file)
     console = Console()
     samples = samples_of(payload)
+    # No title of the table, which would fold it: it is there to be copied.
+    console.print(Text(str(file), style="italic"), soft_wrap=True)
     console.print(_overview(file, payload, len(samples)), _columns(samples))
     if shards := payload.get("dp_shards"):
         console.print(_layout(shards))
@@ -62,7 +64,7 @@ def _manifest_of(file: Path) -> tuple["Manifest | None", str]:
     return manifest, ""
 
 
-def _table(title: str, *headers: str) -> "Table":
+def _table(title: str | None, *headers: str) -> "Table":
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", show_header=bool(headers))
@@ -78,7 +80,7 @@ def _row(table: "Table", *cells: object) -> None:
 
 
 def _overview(file: Path, payload: dict[str, Any], sample_count: int) -> "Table":
-    table = _table(str(file))
+    table = _table(None)
     for name, label in _HEAD.items():
         if name in payload:
             _row(table, label, payload[name])

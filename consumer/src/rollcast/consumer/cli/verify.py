@@ -29,8 +29,8 @@ def verify(
 
     One that this user may not read is told as `shut`: nothing is known of it.
 
-    A file NAME.unknown-DIGEST stood at a dump's name without a manifest, and was kept when the dump came; it is told,
-    is no fault while it has that digest, and may be deleted.
+    A file NAME.unknown-DIGEST stood at a dump's name with another content, and was kept when the dump came; it is
+    told, is no fault while it has that digest, and may be deleted.
     """
     from rollcast.consumer.verification import verify as verdicts
 
@@ -50,7 +50,7 @@ def verify(
             if verdict.unknown:
                 unknown += 1
                 if not quiet:
-                    typer.echo(f"kept {verdict.path}: it had a dump's name and no manifest; may be deleted")
+                    typer.echo(f"kept {verdict.path}: it had a dump's name and another content; may be deleted")
                 continue
             sound += 1
             if not quiet:
@@ -72,10 +72,13 @@ def verify(
 
 def _remedies(bad: "Iterable[Verdict]") -> list[str]:
     """Returns the commands that make these dumps again, as far as it is known which they are and how they came."""
+    from rollcast.consumer.verification import is_folder
+
     known: defaultdict[str, set[int]] = defaultdict(set)
     unknown = False
     for verdict in bad:
-        if _ASIDE.search(verdict.path.name):
+        # Nothing can be made again where a folder stands.
+        if _ASIDE.search(verdict.path.name) or is_folder(verdict.path):
             continue
         rollout = verdict.manifest.id if verdict.manifest is not None else None
         if rollout is None or not rollout.run_id.isprintable():

@@ -47,7 +47,7 @@ def keep_unknown(template: PathTemplate, path: Path, sha256: str) -> None:
     digest = file_sha256(path)
     if digest != sha256:
         aside = template.beside(path, f"unknown-{digest[:_DIGEST_CHARS]}")
-        _log.warning("%s is kept as %s: no manifest tells what it is", path, aside.name)
+        _log.warning("%s is kept as %s: its content is not that of the dump that gets its name", path, aside.name)
         _link(path, aside)
 
 

@@ -12,6 +12,7 @@ from rollcast.producer.counted import counted_bundles
 from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.producer.spool.usage import bundles_in_words
+from rollcast.schemas.sizes import size_in_words
 
 _EVERY_S = 60.0
 
@@ -70,5 +71,5 @@ class Summary:
 
 def _line(shipped: Counter[str], seconds: float) -> str:
     what = counted_bundles(shipped["bundles"], shipped["marks"])
-    size, wire = shipped["size"] / 1e6, shipped["wire"] / 1e6
-    return f"{what} of {size:.1f} MB, as {wire:.1f} MB on the wire, {size / max(seconds, 1e-3):.1f} MB/s"
+    size, wire = size_in_words(shipped["size"]), size_in_words(shipped["wire"])
+    return f"{what} of {size}, as {wire} on the wire, {size_in_words(shipped['size'] / max(seconds, 1e-3))}/s"
