@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollcast.schemas import RolloutDataError, build_dump_payload
-from rollcast.schemas.payload import tell_of_no_order
 
 
 def _payload(*rollout_data: dict[str, Any], rollout_id: int = 1) -> dict[str, Any]:
@@ -63,18 +62,10 @@ def test_samples_are_ordered_by_index_when_a_position_is_missing() -> None:
     assert [sample["sample_index"] for sample in payload["samples"]] == [3, 5]
 
 
-def test_samples_of_several_shards_without_order_stay_and_warn_once(caplog: pytest.LogCaptureFixture) -> None:
-    tell_of_no_order.cache_clear()
-    for rollout_id in (1, 2):
-        payload = _payload(_shard(2, reward=[1, 2]), _shard(1, reward=[3]), rollout_id=rollout_id)
-        assert [sample["reward"] for sample in payload["samples"]] == [1, 2, 3]
+def test_samples_without_order_stay_and_warn_once(caplog: pytest.LogCaptureFixture) -> None:
+    payload = _payload(_shard(2, reward=[1, 2]), _shard(1, reward=[3]))
+    assert [sample["reward"] for sample in payload["samples"]] == [1, 2, 3]
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-
-
-def test_samples_of_one_shard_without_order_stay_with_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    tell_of_no_order.cache_clear()
-    assert [sample["reward"] for sample in _payload(_shard(2, reward=[1, 2]))["samples"]] == [1, 2]
-    assert not caplog.records
 
 
 @given(

@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from functools import cache
 from operator import itemgetter
 from typing import Any
 
@@ -24,9 +23,8 @@ def build_dump_payload(
 
     Its keys: `format_version`, `rollout_id`, `rank`, `samples`, `dp_shards`, and `raw_reward` where a shard has it.
     A sample has `data_parallel_rank`, `sample_index`, `rollout_position` and each per-sample column. Samples are
-    sorted by position if all have one, else by sample index if all have one, else they stay in order (one warning a
-    process, if there are several shards). The sort is stable. Every tensor is detached, on the CPU, and owns exactly
-    its storage.
+    sorted by position if all have one, else by sample index if all have one, else they stay in order (one warning).
+    The sort is stable. Every tensor is detached, on the CPU, and owns exactly its storage.
 
     Args:
         dp_shards: `{"rank": int, "data_parallel_rank": int, "rollout_data": dict}` each, in data-parallel order.
@@ -50,7 +48,7 @@ def build_dump_payload(
         "format_version": FORMAT_VERSION,
         "rollout_id": rollout_id,
         "rank": writer_rank,
-        "samples": _ordered(samples, several_shards=len(dp_shards) > 1),
+        "samples": _ordered(samples, rollout_id),
         "dp_shards": layouts,
     }
     for name in WHOLE_BATCH_FIELDS:
@@ -86,22 +84,16 @@ def _shard_entries(
     return samples, layout
 
 
-def _ordered(samples: list[dict[str, Any]], *, several_shards: bool) -> list[dict[str, Any]]:
+def _ordered(samples: list[dict[str, Any]], rollout_id: int) -> list[dict[str, Any]]:
     for key in ("rollout_position", "sample_index"):
         if all(sample[key] is not None for sample in samples):
             return sorted(samples, key=itemgetter(key))
-    if several_shards:
-        tell_of_no_order()
-    return samples
-
-
-@cache
-def tell_of_no_order() -> None:
-    """Logs once a process, not at each rollout, that samples of several shards stay as they come."""
     _log.warning(
-        "not every sample has a rollout_position or a sample_index, so that the samples of a rollout stay in "
-        "data-parallel order; publish 'partition' or 'sample_indices' to order them"
+        "rollout %d: not every sample has a rollout_position or a sample_index; they stay in data-parallel order; "
+        "publish 'partition' or 'sample_indices' to order them",
+        rollout_id,
     )
+    return samples
 
 
 def _owned(value: Any, copy: bool) -> Any:
