@@ -62,7 +62,12 @@ def test_four_ranks_under_torchrun_become_one_dump_of_what_they_held(own_broker:
             timeout=200,
         )
         assert done.returncode == 0, done.stderr
-        assert sorted(done.stdout.splitlines()) == [f"rank {rank}: published, in Kafka: True" for rank in range(4)]
+        assert sorted(done.stdout.splitlines()) == [
+            "rank 0: published, in Kafka: True",
+            "rank 1: published",
+            "rank 2: published, in Kafka: True",
+            "rank 3: published",
+        ]
         wait_until(dump.exists)
     shards = [{"rank": 2 * it, "data_parallel_rank": it, "rollout_data": _whole_shard(it)} for it in range(2)]
     assert not differences(load_dump(dump), build_dump_payload(shards, rollout_id=0, writer_rank=0))

@@ -13,8 +13,20 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, RecordsToDelete
 
 from fixtures.frames import frames_of
 from fixtures.installation import PART_BYTES, Installation, installation, keyed, running, shards, until
-from rollcast.consumer.broker import JvmBroker
+from rollcast.consumer.broker import Broker, JvmBroker
 from rollcast.consumer.topics import prepare_topics
+
+
+async def test_topics_that_are_created_are_named_once(
+    broker: Broker, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = installation(broker.bootstrap_servers, tmp_path).config
+    caplog.set_level("INFO", "rollcast.consumer")
+    await prepare_topics(config)
+    await prepare_topics(config)
+    (told,) = [record.getMessage() for record in caplog.records]
+    names = ", ".join(config.topics.settings(1))
+    assert told == f"created the topics {names} at {broker.bootstrap_servers}"
 
 
 async def test_a_coordinator_that_has_just_moved_does_not_send_the_daemon_back_to_the_beginning(

@@ -17,6 +17,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from fixtures.publishers import spool_publisher
 from fixtures.shipping import closed, direct, large_shard, publish, ship_process, small_shard
 from fixtures.topic import payload_in, read_until, shards_in
+from fixtures.waiting import wait_until
 from rollcast.consumer.broker import Broker, JvmBroker
 from rollcast.consumer.difference import differences
 from rollcast.producer import Publisher, PublisherConfig, PublishStatus
@@ -95,11 +96,31 @@ def test_the_shipper_that_a_publisher_starts_is_found_by_its_name(tmp_path: Path
     publisher.publish(0, small_shard(0))
     _await_log(tmp_path / "shipper.log", "does not take records")
     publisher.close(0.1)
-    (shipper,) = [child for child in psutil.Process().children() if f"--spool={tmp_path}" in _words_of(child)]
+    assert "rollcast-ship" in _end_shipper(tmp_path)
+
+
+def test_a_trainer_with_a_wrong_address_hears_of_it_while_it_trains(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rollcast.producer.undelivered._LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("rollcast.producer.undelivered._QUIET_S", 0.1)
+    publisher = spool_publisher(tmp_path, start_shipper=True, bootstrap_servers="127.0.0.1:1")
+    publisher.publish(0, small_shard(0))
+    _await_log(tmp_path / "shipper.log", "does not take records")
+    wait_until(lambda: "nothing has gone to Kafka for " in caplog.text)
+    assert f"waiting in {tmp_path} for Kafka at 127.0.0.1:1: 1 bundle, and the rollcast-ship that runs" in caplog.text
+    assert f"{tmp_path / 'shipper.log'} ends with: " in caplog.text
+    publisher.close(0.1)
+    _end_shipper(tmp_path)
+
+
+def _end_shipper(spool: Path) -> list[str]:
+    """Ends the shipper that this process has started; returns its command."""
+    (shipper,) = [child for child in psutil.Process().children() if f"--spool={spool}" in _words_of(child)]
     words = _words_of(shipper)
     shipper.terminate()
     assert shipper.wait(10) == 0
-    assert "rollcast-ship" in words
+    return words
 
 
 def _words_of(process: psutil.Process) -> list[str]:

@@ -219,6 +219,21 @@ async def test_a_sidecar_that_kafka_refuses_when_it_first_answers_ends_whole_and
         lock.close()
 
 
+async def test_a_shipper_of_an_empty_spool_says_of_no_bundle_that_it_waits(
+    topics: Topics, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = ShipperConfig(bootstrap_servers="127.0.0.1:1", topics=topics, retry_max_s=0.2)
+    with shipper(tmp_path, config) as ship:
+        running = asyncio.create_task(ship.run())
+        await until(lambda: "next try in" in caplog.text)
+        assert f"no bundle waits in {tmp_path}, next try in " in caplog.text
+        assert "bundles wait" not in caplog.text
+        publish(tmp_path, 0)
+        await until(lambda: f"; bundles wait in {tmp_path}, next try in " in caplog.text)
+        running.cancel()
+        await asyncio.wait({running})
+
+
 async def test_a_shipper_of_a_trainer_ends_when_the_spool_is_removed(
     broker: Broker, topics: Topics, tmp_path: Path
 ) -> None:

@@ -184,7 +184,9 @@ async def test_a_missing_topic_is_created_so_that_records_are_safe(broker: Broke
     options = (f"--spool={tmp_path}", f"--bootstrap={broker.bootstrap_servers}", f"--topic-prefix={prefix}")
     with ship_process(*options, "--stop-with-trainers") as ship:
         assert ship.stderr is not None
-        assert "set it to" not in await asyncio.to_thread(ship.stderr.read)
+        said = await asyncio.to_thread(ship.stderr.read)
+        assert "set it to" not in said
+        assert f"created the topic {prefix}.records at {broker.bootstrap_servers}" in said
         assert ship.wait(60) == 0
     settings = await _settings(broker, f"{prefix}.records")
     assert settings["compression.type"] == "uncompressed"

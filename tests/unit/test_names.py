@@ -1,5 +1,7 @@
 """Topic names, run ids, exports and the namespace layout."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,10 @@ def test_public_names_are_frozen_and_importable() -> None:
     for package in (rollcast.producer, rollcast.schemas):
         for name in package.__all__:
             assert getattr(package, name) is not None
+
+
+@pytest.mark.parametrize("package", ["producer", "consumer", "schemas"])
+def test_names_that_are_loaded_on_first_use_are_listed_before(package: str) -> None:
+    program = f"import rollcast.{package} as it; assert {{*it.__all__}} <= {{*dir(it)}}; import sys; "
+    program += "assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

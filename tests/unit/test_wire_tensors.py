@@ -123,6 +123,13 @@ def test_a_field_is_warned_of_once_in_a_process_however_many_rollouts_have_it(ca
 
 
 @pytest.mark.usefixtures("nothing_warned_of")
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1])
+def test_an_integer_that_is_too_large_is_called_so(value: int, caplog: pytest.LogCaptureFixture) -> None:
+    normalise("odd", [value], Replaced())
+    assert "field 'odd': an integer beyond signed 64 bits cannot be carried" in caplog.text
+
+
+@pytest.mark.usefixtures("nothing_warned_of")
 def test_fields_without_end_are_not_warned_of_without_end(caplog: pytest.LogCaptureFixture) -> None:
     for number in range(2000):
         normalise(f"field-{number}", 1j, Replaced())

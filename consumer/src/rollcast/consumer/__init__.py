@@ -31,3 +31,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(import_module(f"rollcast.consumer.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

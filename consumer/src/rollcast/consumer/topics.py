@@ -1,6 +1,7 @@
 """Finds the broker and the topics at start."""
 
 import asyncio
+import logging
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -12,6 +13,8 @@ from rollcast.consumer.kafka_client import client_options
 from rollcast.schemas.kafka_access import explain
 
 _RETRY_AFTER_S = 0.5
+
+_log = logging.getLogger("rollcast.consumer")
 
 
 async def prepare_topics(config: ConsumeConfig) -> None:
@@ -78,6 +81,9 @@ async def _ensure_topics(admin: Any, config: ConsumeConfig) -> None:
             for name in missing
         ]
     )
+    created = [name for name, code, *_ in response.topic_errors if not code]
+    if created:
+        _log.info("created the topics %s at %s", ", ".join(created), config.bootstrap_servers)
     for name, code, *message in response.topic_errors:
         # Another member of the group may have been quicker.
         if code and for_code(code) is not TopicAlreadyExistsError:

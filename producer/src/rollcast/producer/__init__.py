@@ -103,3 +103,7 @@ def __getattr__(name: str) -> Any:
             raise
         raise ModuleNotFoundError(sentence, name=exc.name) from None
     return getattr(home, name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -8,10 +8,10 @@ import time
 from rollcast.producer.committer import Committer
 from rollcast.producer.counted import counted
 from rollcast.producer.session import Session
-from rollcast.producer.shipper.launch import LOG_NAME, ShipperLauncher
+from rollcast.producer.shipper.launch import ShipperLauncher
 from rollcast.producer.spool.trainers import LivingTrainer, register
-from rollcast.producer.spool.usage import bundles_in_words
 from rollcast.producer.stats import Counters
+from rollcast.producer.undelivered import waiting_in_words
 
 _EXIT_FLUSH_S = 5.0
 _DRAIN_LOOK_EVERY_S = 0.05
@@ -81,20 +81,8 @@ class Background:
             aside = path / ".poison"
             missing.append(f"cannot be shipped: {counted(count, 'bundle')}; {aside} has them, each with its reason")
         if waiting := session.waiting():
-            address = session.config.bootstrap_servers
-            told = bundles_in_words(waiting)
-            missing.append(f"waiting in {path} for Kafka at {address}: {told}, and {self._who_goes_on()}")
+            missing.append(waiting_in_words(session, self._launcher, waiting))
         return missing
-
-    def _who_goes_on(self) -> str:
-        """Says who ships what waits in the spool."""
-        spool, config = self._session.spool, self._session.config
-        said = f"; {spool.path / LOG_NAME} ends with: {self._launcher.last_words()}" if self._launcher else ""
-        if spool.has_shipper(config.destination):
-            return f"the rollcast-ship that runs there goes on{said}"
-        command = f"rollcast-ship --spool {spool.path} --bootstrap {config.bootstrap_servers}"
-        command += f" --topic-prefix {config.topic_prefix}"
-        return f"no rollcast-ship owns that spool now; if none comes up, start one: {command}{said}"
 
     def _flush_at_exit(self) -> None:
         # A forked child has the object, but not its thread.

@@ -19,6 +19,7 @@ from rollcast.producer.spool.folder import BundleName
 from rollcast.producer.spool.read import TENSORS_NAME
 from rollcast.producer.spool.write import commit_bundle, failure_of, is_filled
 from rollcast.producer.stats import Counters, StatsFile
+from rollcast.producer.undelivered import DeliveryWatch
 from rollcast.schemas.events import TRAIN_STREAM, DpShard
 
 _LOOK_EVERY_S = 0.005
@@ -72,6 +73,7 @@ class Committer:
         self._has_committed = False
         self._troubles: dict[str, str] = {}
         self._marks = DropMarks(session)
+        self._watch = DeliveryWatch(session, launcher)
         self._lock = threading.Lock()
 
     @property
@@ -129,8 +131,10 @@ class Committer:
         self._try("be measured", self._quota.measure)
         self._record()
         # A rank that commits nothing leaves the shipper to those that do.
-        if self._launcher is not None and self._has_committed:
-            self._try("be given a shipper", self._launcher.tend)
+        if self._has_committed:
+            if self._launcher is not None:
+                self._try("be given a shipper", self._launcher.tend)
+            self._try("be looked into for what waits", self._watch.look)
         self._try("have its pool prepared", self._files.prefault)
 
     def _record(self) -> None:

@@ -87,7 +87,11 @@ def maybe_capture_log_probs(batch: Mapping[str, Any], log_probs: Sequence[torch.
 
 @contextmanager
 def capture_log_probs() -> Iterator[CapturedLogProbs]:
-    """Captures within the `with` block, and leaves no state behind, whatever happens in it."""
+    """Captures within the `with` block, and leaves no state behind, whatever happens in it.
+
+    Captured is what the loss function gives in the block: it must call `maybe_capture_log_probs(batch, log_probs)` for
+    each micro-batch, where `batch["partition"]` has the rollout position of each sample.
+    """
     global _capturing
     outer, _capturing = _capturing, CapturedLogProbs()
     try:

@@ -52,11 +52,12 @@ class Replaced:
         self.count += 1
         if field not in _warned_fields and len(_warned_fields) < _MAX_WARNED_FIELDS:
             _warned_fields.add(field)
+            what = "an integer beyond signed 64 bits" if isinstance(value, int) else f"a value of type {name}"
             _log.warning(
-                "field %r: a value of type %s cannot be carried; a marker stands in its place. "
+                "field %r: %s cannot be carried; a marker stands in its place. "
                 "Remove it from rollout_data or convert it to tensors and plain values",
                 field,
-                name,
+                what,
             )
         return {UNSUPPORTED_KEY: name}
 

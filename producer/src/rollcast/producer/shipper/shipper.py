@@ -93,10 +93,12 @@ class Shipper:
         await asyncio.to_thread(self._spool.sweep_leaving)
         pause_s, tell_again_at = _FIRST_PAUSE_S, 0.0
         while True:
+            is_empty = False
             try:
                 paths = await asyncio.to_thread(self._waiting_or_none)
                 if paths is None:
                     return
+                is_empty = not paths
                 if paths:
                     await self._connect_and_ship(paths)
                     pause_s = _FIRST_PAUSE_S
@@ -119,7 +121,8 @@ class Shipper:
             finally:
                 self._turns.end(self._spool.path)
             if not (self.stats.is_refused and self.stats.trouble == trouble and time.monotonic() < tell_again_at):
-                _log.warning("%s; bundles wait in %s, next try in %.1f s", trouble, self._spool.path, pause_s)
+                held = "no bundle waits" if is_empty else "bundles wait"
+                _log.warning("%s; %s in %s, next try in %.1f s", trouble, held, self._spool.path, pause_s)
                 tell_again_at = time.monotonic() + _TELL_EVERY_S
             self.stats.trouble, self.stats.is_refused = trouble, refusal is not None
             await self._pause(pause_s)

@@ -131,8 +131,10 @@ class RecordsTopic:
             topic_configs=config.topics.settings(config.replication_factor)[self._name],
         )
         for name, code, *message in (await admin.create_topics([topic])).topic_errors:
+            if not code:
+                _log.info("created the topic %s at %s", name, config.bootstrap_servers)
             # The consumer may have been quicker.
-            if code and for_code(code) is not TopicAlreadyExistsError:
+            elif for_code(code) is not TopicAlreadyExistsError:
                 raise _refused(code, f"topic {name} cannot be created", message)
 
     async def _settings(self, admin: Any) -> dict[str, str]:
