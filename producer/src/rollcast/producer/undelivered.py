@@ -11,7 +11,7 @@ from rollcast.producer.spool.folder import BundleName
 from rollcast.producer.spool.usage import bundles_in_words
 
 _LOOK_EVERY_S = 10.0
-_QUIET_S = 30.0
+_QUIET_S = 60.0
 _TELL_EVERY_S = 600.0
 
 _log = logging.getLogger("rollcast.producer")
