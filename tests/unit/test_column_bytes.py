@@ -2,7 +2,7 @@
 
 import io
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import fastavro
 import numpy as np
@@ -13,19 +13,9 @@ from hypothesis import strategies as st
 from rollcast.schemas import Column, EncodeError, SamplePart, TensorRef, TensorSlice, encode
 from rollcast.schemas.codec import DELTA_PLANES, PLANES, RAW, SPOOL
 from rollcast.schemas.framing import current_schema, encode_announced, encode_column, event_to_avro
+from unit.test_wire_events import EVENTS
 
-_PART = SamplePart(
-    run_id="run",
-    attempt=3,
-    rollout_id=7,
-    data_parallel_rank=1,
-    slot=0,
-    rollout_position=4,
-    sample_index=None,
-    part=0,
-    part_count=1,
-    columns=(),
-)
+_PART = cast(SamplePart, EVENTS["SamplePart"])
 _LONGS = st.integers(-(2**63), 2**63 - 1)
 _INTS = st.integers(-(2**31), 2**31 - 1)
 _KEYS = st.none() | st.booleans() | _LONGS | st.text(max_size=4) | st.binary(max_size=4)
