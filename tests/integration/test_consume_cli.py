@@ -108,6 +108,7 @@ def test_the_version_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     [
         (["--bootstrap", NOBODY, "--dump-path", "{run_id}.pt"], "has no {rollout_id}"),
         (["--bootstrap", NOBODY, "--dump-path", "{rollout_id}.pt"], "has no {run_id}"),
+        (["--bootstrap", NOBODY, "--dump-path", "{run_id}/{rollout_id}"], "write '{run_id}/{rollout_id}.pt'"),
         (["--bootstrap", "a:b", "--dump-path", "{tmp}/{run_id}/{rollout_id}.pt"], "'a:b' is no host:port"),
         (["--bootstrap", "kafka", "--dump-path", "{tmp}/{run_id}/{rollout_id}.pt"], "'kafka' is no host:port"),
         (["--bootstrap", NOBODY, "--dump-path", "/proc/none/{run_id}/{rollout_id}.pt"], "another one with --dump-path"),

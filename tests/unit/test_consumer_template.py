@@ -52,7 +52,8 @@ RUN_IDS = [
         ("dumps/{run_id}/{attempt}/{rollout_id}.pt", "put it into the file's"),
         ("dumps/{run_id}/{rollout_id}/{rank}/dump.pt", "put it into the file's"),
         ("dumps/{run_id}-{rollout_id}.pt", "'7-7.attempt-1.pt' beside one dump pass"),
-        ("dumps/{run_id}.attempt-{rollout_id}", "beside one dump pass"),
+        ("dumps/{run_id}-{rollout_id}", "'7-7.attempt-1.pt' beside one dump pass"),
+        ("dumps/{run_id}.attempt-{rollout_id}.pt", "beside one dump pass"),
         ("dumps/{run_id/{rollout_id}.pt", "not a template"),
         ("dumps/{run_id}/{rollout_id.pt", "not a template"),
     ],
@@ -60,6 +61,24 @@ RUN_IDS = [
 def test_a_template_under_which_dumps_could_meet_is_refused(template: str, problem: str) -> None:
     with pytest.raises(TemplateError, match=re.escape(problem)):
         PathTemplate(template)
+
+
+@pytest.mark.parametrize(
+    ("template", "mended"),
+    [
+        ("dumps/{run_id}/{rollout_id}", "dumps/{run_id}/{rollout_id}.pt"),
+        ("dumps/{run_id}/{rollout_id:06d}/", "dumps/{run_id}/{rollout_id:06d}.pt"),
+        ("dumps/{run_id}/{rollout_id}.pth", "dumps/{run_id}/{rollout_id}.pt"),
+        ("dumps/{run_id}/{rollout_id}.PT", "dumps/{run_id}/{rollout_id}.pt"),
+        ("dumps.pt/{run_id}/{rollout_id}.{attempt}", "dumps.pt/{run_id}/{rollout_id}.{attempt}.pt"),
+        ("dumps/{run_id}/v1.2_{rollout_id}", "dumps/{run_id}/v1.2_{rollout_id}.pt"),
+    ],
+)
+def test_a_template_without_the_suffix_of_dumps_is_refused_with_one_that_is_right(template: str, mended: str) -> None:
+    with pytest.raises(TemplateError) as caught:
+        PathTemplate(template)
+    assert str(caught.value) == f"dump path {template!r} does not end with .pt; write {mended!r}"
+    assert PathTemplate(mended).path(RolloutId("run", 1, 7), 0).suffix == ".pt"
 
 
 def test_a_dump_of_several_files_needs_ranks_in_their_names() -> None:
@@ -72,7 +91,7 @@ def test_a_dump_of_several_files_needs_ranks_in_their_names() -> None:
     [
         "/d/{run_id}/{rollout_id}_{rank}.pt",
         "/d/{run_id}_{rank}-x{attempt}_{rollout_id}.pt",
-        "/d/{run_id}/{run_id}.{rollout_id}.r{rank}.{attempt}",
+        "/d/{run_id}/{run_id}.{rollout_id}.r{rank}.{attempt}.pt",
         "/d/{run_id}/{rollout_id:02d}_{rank}_{attempt}.pt",
     ],
 )

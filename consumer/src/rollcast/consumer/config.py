@@ -44,7 +44,7 @@ class ConsumeConfig:
     Attributes:
         bootstrap_servers: addresses of the Kafka cluster, `host:port`, comma-separated.
         dump_path: path template with `{run_id}` and `{rollout_id}`, which may be padded, `{rollout_id:06d}`; its file
-            name may have `{rank}` and `{attempt}`.
+            name ends with `.pt`, and may have `{rank}` and `{attempt}`.
         layout: of the dumps' files.
         retention: which dumps are removed.
         topics: names of the topics.

@@ -11,10 +11,8 @@ from rollcast.consumer.store.aside import unknown_digest
 from rollcast.consumer.store.files import file_sha256
 from rollcast.consumer.store.manifest import Manifest
 from rollcast.consumer.store.reading import parse_manifest
-from rollcast.consumer.store.template import MANIFEST_SUFFIX
+from rollcast.consumer.store.template import DUMP_SUFFIX, MANIFEST_SUFFIX
 from rollcast.schemas import TRAIN_STREAM
-
-_DUMP_SUFFIX = ".pt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +76,7 @@ def _verify_below(folder: Path) -> Iterator[Verdict]:
             described |= {path.with_name(name) for name in names}
             yield verdict
     for path in paths:
-        if path.name.endswith(_DUMP_SUFFIX) and path not in described:
+        if path.name.endswith(DUMP_SUFFIX) and path not in described:
             yield _verify_undescribed(path)
 
 

@@ -37,7 +37,7 @@ def consume(
         str,
         typer.Option(
             help="Where dumps go: a path with {run_id} and {rollout_id}, 'DIR/{run_id}/{rollout_id}.pt', or "
-            "{rollout_id:06d}; the file's name may have {rank} and {attempt} too."
+            "{rollout_id:06d}; the file's name ends with .pt, and may have {rank} and {attempt} too."
         ),
     ],
     layout: Annotated[

@@ -13,6 +13,9 @@ from rollcast.schemas import file_name_for
 POLICY_LOSS_FOLDER = "policy_loss_debug"
 """Name of the folder of a run's policy-loss calls."""
 
+DUMP_SUFFIX = ".pt"
+"""How the name of every dump ends, by which files without a manifest are taken for dumps."""
+
 MANIFEST_SUFFIX = ".manifest.json"
 """What the name of a manifest adds to the name of its dump."""
 
@@ -32,9 +35,9 @@ _Pieces = list[tuple[str, str | None, str | None, str | None]]
 
 
 class PathTemplate:
-    """A path with `{run_id}` and, after it, `{rollout_id}`; its file name may have `{rank}` and `{attempt}` too.
+    """A path with `{run_id}` and, after it, `{rollout_id}`; its file name ends with `.pt`.
 
-    The rollout may be padded with zeros, `{rollout_id:06d}`; a larger number is as long as it is.
+    The file name may have `{rank}` and `{attempt}` too. The rollout may be padded with zeros, `{rollout_id:06d}`; a larger number is as long as it is.
 
     That order makes names distinct: whatever a run id contains, the numbers after it can be told from the right. The
     folder does not depend on rank and attempt, so that one lock and one manifest stand for all files of a rollout.
@@ -44,7 +47,7 @@ class PathTemplate:
         several_files: whether a dump is a file for each rank.
 
     Raises:
-        TemplateError: two dumps could get one name, or a placeholder is unknown.
+        TemplateError: two dumps could get one name, a placeholder is unknown, or the suffix is not that of dumps.
     """
 
     def __init__(self, template: str, *, several_files: bool = False) -> None:
@@ -68,9 +71,10 @@ class PathTemplate:
         for name in _IN_FILE_NAME:
             if name in folder:
                 raise TemplateError(f"dump path {template!r} has {{{name}}} in a folder's name; put it into the file's")
-        suffix = Path(template).suffix
-        self._suffix = "" if "{" in suffix else suffix
-        self._refuse_side_names()
+        named = _with_dump_suffix(template)
+        self._refuse_side_names(named)
+        if named != template:
+            raise TemplateError(f"dump path {template!r} does not end with {DUMP_SUFFIX}; write {named!r}")
 
     def path(self, rollout: RolloutId, rank: int) -> Path:
         """Returns the absolute path of the file of a complete dump; the run id is made safe as a file name.
@@ -101,8 +105,7 @@ class PathTemplate:
 
     def beside(self, path: Path, word: str) -> Path:
         """Returns the name that a file or base has with this word before its suffix."""
-        suffix = path.suffix if path.parent.name == POLICY_LOSS_FOLDER else self._suffix
-        return path.with_name(f"{path.name.removesuffix(suffix)}.{word}{suffix}")
+        return path.with_name(f"{path.name.removesuffix(DUMP_SUFFIX)}.{word}{DUMP_SUFFIX}")
 
     def asides(self, base: Path) -> list[Path]:
         """Returns the bases of the older attempts of a dump that stand beside it."""
@@ -123,7 +126,7 @@ class PathTemplate:
         # Where the runs share a folder, the calls of each get one of their own.
         runs_apart = "{run_id}" in str(Path(self.template).parent)
         folder = path.parent if runs_apart else path.parent / file_name_for(key.run_id)
-        return folder / POLICY_LOSS_FOLDER / f"rank_{calling_rank}_call_{key.rollout_id}.pt"
+        return folder / POLICY_LOSS_FOLDER / f"rank_{calling_rank}_call_{key.rollout_id}{DUMP_SUFFIX}"
 
     def _with(self, path: Path, word: str | None) -> Path:
         return path if word is None else self.beside(path, word)
@@ -153,16 +156,16 @@ class PathTemplate:
         found = fixed.glob("/".join(pattern)) if pattern else [fixed]
         return [path for path in found if path.is_dir()]
 
-    def _refuse_side_names(self) -> None:
+    def _refuse_side_names(self, named: str) -> None:
         """Refuses a template with which the name of a file beside a dump could be that of another rollout's dump."""
-        name = Path(self.template).name
+        name = Path(named).name
         any_run = ".+"
         pattern = "".join(
             re.escape(text) + (any_run if field == "run_id" else r"-?\d+" if field else "")
             for text, field, *_ in _split(name)
         )
         example = "".join(text + ("7" if field else "") for text, field, *_ in _split(name))
-        dump = Path(self.template).with_name(example)
+        dump = Path(named).with_name(example)
         for word in _WORDS:
             beside = self.beside(dump, word).name
             for side in (beside, beside + MANIFEST_SUFFIX, example + MANIFEST_SUFFIX, example + TOMBSTONE_SUFFIX):
@@ -195,6 +198,15 @@ def _pieces_of(template: str) -> _Pieces:
                 f"get one name; separate them, {_EXAMPLE}"
             )
     return pieces
+
+
+def _with_dump_suffix(template: str) -> str:
+    """Returns the template, with the suffix of dumps in place of a wrong one, or added where it has none."""
+    if template.endswith(DUMP_SUFFIX):
+        return template
+    bare = template.rstrip("/")
+    suffix = Path(bare).suffix
+    return (bare if "{" in suffix else bare.removesuffix(suffix)) + DUMP_SUFFIX
 
 
 def _split(text: str) -> _Pieces:
