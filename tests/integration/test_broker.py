@@ -32,6 +32,7 @@ from rollcast.consumer.broker import (
 )
 from rollcast.consumer.broker._jars import LOCK_PATH, kafka_jars, parse_lock
 from rollcast.consumer.broker._java import find_java
+from rollcast.consumer.broker._ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -190,7 +191,10 @@ def test_the_command_only_names_a_broker_that_is_not_its_own(broker: Broker) -> 
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("127.0.0.1:1", "nothing answers at 127.0.0.1:1, which ROLLCAST_BOOTSTRAP_SERVERS names"),
+        (
+            "127.0.0.1:1,127.0.0.1:2",
+            "nothing answers at 127.0.0.1:1,127.0.0.1:2, which ROLLCAST_BOOTSTRAP_SERVERS names",
+        ),
         ("no address", "'no address' is no host:port"),
         ("127.0.0.1:99999", "'127.0.0.1:99999' is no host:port"),
     ],
@@ -202,6 +206,45 @@ def test_a_named_broker_that_does_not_answer_is_one_sentence(address: str, words
     assert done.stdout == ""
     assert words in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+def test_a_broker_is_started_where_the_environment_names_it_and_nobody_listens(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    environment = {**os.environ, "ROLLCAST_BOOTSTRAP_SERVERS": f"localhost:{port}"}
+    with subprocess.Popen(
+        [*COMMAND, "--data-dir", str(tmp_path)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as command:
+        assert command.stdout is not None
+        assert command.stdout.readline() == f"127.0.0.1:{port}\n"
+        again = subprocess.run(COMMAND, env=environment, capture_output=True, text=True, timeout=30, check=False)
+        assert again.returncode == 0
+        assert "not started or stopped here" in again.stdout
+        command.send_signal(signal.SIGINT)
+        assert command.wait(timeout=30) == 0
+        assert command.stderr is not None
+        assert (
+            f"Nobody listens at localhost:{port}, which ROLLCAST_BOOTSTRAP_SERVERS names" in command.stderr.readline()
+        )
+
+
+def test_a_port_that_is_not_the_one_of_the_environment_starts_nothing(tmp_path: Path) -> None:
+    named, other = free_ports(2)
+    done = subprocess.run(
+        [*COMMAND, f"--port={other}", f"--data-dir={tmp_path}"],
+        env={**os.environ, "ROLLCAST_BOOTSTRAP_SERVERS": f"127.0.0.1:{named}"},
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert f"nothing answers at 127.0.0.1:{named}, which ROLLCAST_BOOTSTRAP_SERVERS names" in done.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_taken_port_is_one_sentence(tmp_path: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import os
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
-from rollcast.consumer.broker._config import BrokerConfig
+from rollcast.consumer.broker._config import LOOPBACK, BrokerConfig
 from rollcast.consumer.broker._container import ContainerBroker
 from rollcast.consumer.broker._jvm import JvmBroker
-from rollcast.consumer.broker._ports import kafka_answers
+from rollcast.consumer.broker._ports import kafka_answers, port_is_free
 from rollcast.consumer.broker.errors import (
     BrokerConfigError,
     BrokerError,
@@ -90,7 +91,8 @@ def running_broker(
     """Yields a broker that answers clients for the time of the `with` block.
 
     Tried in this order: the address in `ROLLCAST_BOOTSTRAP_SERVERS` (taken as it is; `config` does not reach it),
-    a container when a Docker engine answers on this machine, Apache Kafka on a JVM. Blocks while it starts.
+    a container when a Docker engine answers on this machine, Apache Kafka on a JVM. Blocks while it starts. If that
+    address is a port of this machine on which nobody listens, it is where the broker is meant to be, and is started.
 
     Args:
         config: port, folder, memory and Kafka properties of a broker of our own.
@@ -108,16 +110,26 @@ def running_broker(
             check_bootstrap_servers(named)
         except ContractError as error:
             raise BrokerConfigError(str(error)) from None
-        yield ExternalBroker(named)
-        return
-    broker = _start_own(config, report)
+        port = _free_port_at(named)
+        if port is None or config.port not in (None, port):
+            yield ExternalBroker(named)
+            return
+        report(f"Nobody listens at {named}, which {BOOTSTRAP_VARIABLE} names, so the broker is started there")
+        config = replace(config, port=port)
+    broker = _start_own(config, report, f"names {named}, where nobody listens" if named else "not set")
     try:
         yield broker
     finally:
         broker.stop()
 
 
-def _start_own(config: BrokerConfig, report: Callable[[str], None]) -> ContainerBroker | JvmBroker:
+def _free_port_at(address: str) -> int | None:
+    """Returns the port where this machine's own broker would have this address; None where none can or one has."""
+    host, _, port = address.strip().rpartition(":")
+    return int(port) if host in (LOOPBACK, "localhost") and port_is_free(int(port)) else None
+
+
+def _start_own(config: BrokerConfig, report: Callable[[str], None], no_named: str) -> ContainerBroker | JvmBroker:
     container = ContainerBroker(config, report=report)
     try:
         container.start()
@@ -132,7 +144,7 @@ def _start_own(config: BrokerConfig, report: Callable[[str], None]) -> Container
         raise
     except BrokerError as error:
         attempts = [
-            (BOOTSTRAP_VARIABLE, "not set"),
+            (BOOTSTRAP_VARIABLE, no_named),
             ("container", no_container),
             ("Kafka on a JVM", str(error)),
         ]

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 def broker(
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port on 127.0.0.1; a free one if left out.")
+        int | None,
+        typer.Option(
+            min=1, max=65535, help="Port on 127.0.0.1; if left out, ROLLCAST_BOOTSTRAP_SERVERS' or a free one."
+        ),
     ] = None,
     data_dir: Annotated[
         Path | None,
@@ -27,7 +30,8 @@ def broker(
     """Run an Apache Kafka broker on this machine until Ctrl-C or SIGTERM.
 
     Prints its address on a line of its own as soon as it answers. Uses a container if a Docker engine answers,
-    else Kafka on a JVM, which is fetched the first time. If ROLLCAST_BOOTSTRAP_SERVERS is set, only says so.
+    else Kafka on a JVM, which is fetched the first time. If ROLLCAST_BOOTSTRAP_SERVERS names another broker, only says
+    so; if it names a port of this machine on which nobody listens, the broker is started there.
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _interrupt)

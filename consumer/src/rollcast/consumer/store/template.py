@@ -37,7 +37,8 @@ _Pieces = list[tuple[str, str | None, str | None, str | None]]
 class PathTemplate:
     """A path with `{run_id}` and, after it, `{rollout_id}`; its file name ends with `.pt`.
 
-    The file name may have `{rank}` and `{attempt}` too. The rollout may be padded with zeros, `{rollout_id:06d}`; a larger number is as long as it is.
+    The file name may have `{rank}` and `{attempt}` too. The rollout may be padded with zeros, `{rollout_id:06d}`; a
+    larger number is as long as it is.
 
     That order makes names distinct: whatever a run id contains, the numbers after it can be told from the right. The
     folder does not depend on rank and attempt, so that one lock and one manifest stand for all files of a rollout.
