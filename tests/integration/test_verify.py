@@ -19,6 +19,7 @@ from fixtures.stored import MISSING, dump, payload_of
 from rollcast.consumer.cli import main
 from rollcast.consumer.store import Dump, LocalDumpStore, Manifest
 from rollcast.consumer.store.manifest import manifest_path
+from rollcast.consumer.store.reading import tombstone_path
 
 
 def verify(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
@@ -143,7 +144,7 @@ def rewrite(path: Path, **changes: Any) -> None:
             ),
             "not a manifest",
         ),
-        (lambda path: manifest_path(path).unlink(), "no usable manifest describes it"),
+        (lambda path: manifest_path(path).unlink(), "no manifest describes it"),
     ],
 )
 def test_what_is_not_sound_is_told_and_the_status_is_1(
@@ -190,6 +191,51 @@ def test_a_bad_manifest_and_its_dump_are_one_fault_and_the_command_leaves_open_w
     assert bad.startswith(f"BAD  {folder}/run/1.pt.manifest.json: not a manifest")
     assert command.endswith("--run RUN --rollout ROLLOUT")
     assert last == "3 sound, 1 bad"
+
+
+def inline(path: Path) -> None:
+    """Writes a dump as a trainer does, which has no manifest."""
+    torch.save(payload_of(dump(7)), path)
+
+
+def test_what_a_trainer_wrote_inline_is_told_as_that_with_no_command_that_cannot_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, half = tmp_path / "7.pt", tmp_path / "8.pt"
+    inline(whole)
+    inline(half)
+    cut(half)
+
+    assert verify(monkeypatch, tmp_path) == 1
+    first, second, last = capsys.readouterr().out.splitlines()
+    assert first == (
+        f"BAD  {whole}: no manifest describes it, as none does what a trainer writes inline; it loads, with 2 samples, "
+        "but nothing tells whether they are the right ones"
+    )
+    assert second == f"BAD  {half} is cut short: the end of the archive is missing; no manifest describes it"
+    assert last == "0 sound, 2 bad"
+
+    close(monkeypatch, half)
+    assert verify(monkeypatch, half) == 1
+    assert f"shut {half} cannot be read: Permission denied" in capsys.readouterr().out
+
+
+def test_a_dump_asked_for_by_name_that_is_not_there_has_no_command_unless_the_retention_took_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = folder / "run" / "1.pt"
+    manifest_path(path).rename(tombstone_path(path))
+    for is_left in (True, False):
+        assert verify(monkeypatch, path) == 1
+        bad, _, command, last = capsys.readouterr().out.splitlines()
+        assert bad.startswith(f"BAD  {path}: the retention has removed it, as 1.pt.removed.json says")
+        assert command.endswith("--run run --rollout 1")
+        assert last == "0 sound, 1 bad"
+        if is_left:
+            path.unlink()
+    tombstone_path(path).unlink()
+    assert verify(monkeypatch, path) == 1
+    assert capsys.readouterr().out == f"BAD  {path}: it is not there\n0 sound, 1 bad\n"
 
 
 def test_a_warning_is_shown_once_however_many_dumps_it_is_met_with(folder: Path) -> None:

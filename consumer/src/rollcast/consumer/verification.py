@@ -10,7 +10,7 @@ from rollcast.consumer.errors import DumpFileError, ShutFileError
 from rollcast.consumer.store.aside import unknown_digest
 from rollcast.consumer.store.files import file_sha256
 from rollcast.consumer.store.manifest import Manifest
-from rollcast.consumer.store.reading import parse_manifest
+from rollcast.consumer.store.reading import parse_manifest, tombstone_path, usable
 from rollcast.consumer.store.template import DUMP_SUFFIX, MANIFEST_SUFFIX
 from rollcast.schemas import TRAIN_STREAM
 
@@ -25,6 +25,7 @@ class Verdict:
         problem: why it is not sound; None if it is.
         unknown: whether it is no dump, but a file that stood in the way of one and was kept aside.
         shut: whether the problem is only that this user may not read it.
+        has_bad_manifest: whether there is a manifest that cannot be used, so that it came by way of Kafka.
     """
 
     path: Path
@@ -32,6 +33,7 @@ class Verdict:
     problem: str | None = None
     unknown: bool = False
     shut: bool = False
+    has_bad_manifest: bool = False
 
     def __str__(self) -> str:
         """Names the path and the problem, each once."""
@@ -50,7 +52,8 @@ def verify(path: Path) -> Iterator[Verdict]:
 
     A dump is sound if every file has the size and SHA-256 of its manifest, loads without running code, and holds the
     rollout and the numbers of samples and shards that the manifest tells. A file that no manifest describes is not,
-    unless the store has kept it aside under the name of its digest, and it still has that. Nothing is changed.
+    unless the store has kept it aside under the name of its digest, and it still has that; what can be told of one is
+    whether it loads. Nothing is changed.
     """
     if is_folder(path):
         yield from _verify_below(path)
@@ -89,7 +92,7 @@ def _verify_manifest(path: Path) -> Verdict:
     try:
         manifest = parse_manifest(path)
     except DumpFileError as exc:
-        return Verdict(path, None, str(exc))
+        return Verdict(path, None, str(exc), has_bad_manifest=True)
     except OSError as exc:
         return _unreadable(path, "it cannot be read", exc)
     return _verdict(path, manifest) if manifest is not None else Verdict(path, None, "it is not there")
@@ -99,27 +102,45 @@ def _verify_file(path: Path) -> Verdict:
     try:
         described = described_in(path) if path.exists() else None
     except DumpFileError as exc:
-        return Verdict(path, None, f"its manifest cannot be used: {exc}")
+        return Verdict(path, None, f"its manifest cannot be used: {exc}", has_bad_manifest=True)
     except OSError as exc:
         return _unreadable(path, "it or its manifest cannot be read", exc)
     if described is not None:
         return _verdict(path, described[0])
-    return _verify_undescribed(path) if path.exists() else Verdict(path, None, "it is not there")
+    return _verify_undescribed(path)
 
 
 def _verify_undescribed(path: Path) -> Verdict:
     if is_folder(path):
         return Verdict(path, None, "it is a folder where a dump should be; move it away")
-    told = unknown_digest(path.name)
-    if told is None:
-        return Verdict(path, None, "no usable manifest describes it; only dumps that rollcast consume writes have one")
+    tombstone = tombstone_path(path)
     try:
+        if (removed := usable(tombstone)) is not None:
+            problem = f"the retention has removed it, as {tombstone.name} says; what is left goes at the daemon's start"
+            return Verdict(path, removed, problem)
+        if not path.exists():
+            return Verdict(path, None, "it is not there")
+        if (told := unknown_digest(path.name)) is None:
+            return _verify_without_manifest(path)
         digest = file_sha256(path)
     except OSError as exc:
         return _unreadable(path, "it cannot be read", exc)
     if not digest.startswith(told):
         return Verdict(path, None, f"its SHA-256 is {digest}: it was changed after it was kept aside")
     return Verdict(path, None, unknown=True)
+
+
+def _verify_without_manifest(path: Path) -> Verdict:
+    try:
+        samples = len(samples_of(load_dump(path)))
+    except DumpFileError as exc:
+        return Verdict(path, None, f"{exc}; no manifest describes it", shut=isinstance(exc, ShutFileError))
+    return Verdict(
+        path,
+        None,
+        f"no manifest describes it, as none does what a trainer writes inline; it loads, with {samples} samples, but "
+        "nothing tells whether they are the right ones",
+    )
 
 
 def _verdict(beside: Path, manifest: Manifest) -> Verdict:

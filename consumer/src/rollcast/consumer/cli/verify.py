@@ -27,7 +27,8 @@ def verify(
 ) -> None:
     """Check dumps against their manifests: size, SHA-256, samples, shards. Exit status: 0 all are sound, 1 not.
 
-    One that this user may not read is told as `shut`: nothing is known of it.
+    One that this user may not read is told as `shut`: nothing is known of it. What a trainer has written inline has no
+    manifest, so that nothing can prove it sound.
 
     A file NAME.unknown-DIGEST stood at a dump's name with another content, and was kept when the dump came; it is
     told, is no fault while it has that digest, and may be deleted.
@@ -71,7 +72,7 @@ def verify(
 
 
 def _remedies(bad: "Iterable[Verdict]") -> list[str]:
-    """Returns the commands that make these dumps again, as far as it is known which they are and how they came."""
+    """Returns the commands that make these dumps again, of those that are known to have come by way of Kafka."""
     from rollcast.consumer.verification import is_folder
 
     known: defaultdict[str, set[int]] = defaultdict(set)
@@ -82,7 +83,8 @@ def _remedies(bad: "Iterable[Verdict]") -> list[str]:
             continue
         rollout = verdict.manifest.id if verdict.manifest is not None else None
         if rollout is None or not rollout.run_id.isprintable():
-            unknown |= ".pt" in verdict.path.suffixes
+            # Of a file that has no manifest, nothing says that it came by way of Kafka.
+            unknown |= rollout is not None or (verdict.has_bad_manifest and ".pt" in verdict.path.suffixes)
         elif rollout.stream == TRAIN_STREAM:
             known[rollout.run_id].add(rollout.rollout_id)
     which = [(shlex.quote(run_id), span) for run_id in sorted(known) for span in _spans(known[run_id])]
