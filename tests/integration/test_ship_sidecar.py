@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,6 +91,44 @@ async def test_a_spool_that_is_not_there_yet_is_waited_for_while_the_others_are_
         log = await asyncio.to_thread(ship.stderr.read)
         assert ship.wait(10) == 0
     assert log.count(f"spool {later} is not there yet") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        ((), "INFO rollcast.ship spool {} is empty; a publisher is waited for"),
+        (("lost+found",), "INFO rollcast.ship spool {} is empty; a publisher is waited for"),
+        (("a", "b"), "WARNING rollcast.ship spool {} holds a, b, and nothing of a publisher yet; one"),
+        (
+            ("a", "b", "c", "d"),
+            "WARNING rollcast.ship spool {} holds a, b, c, ..., and nothing of a publisher yet; one",
+        ),
+    ],
+)
+async def test_a_folder_that_no_publisher_has_used_is_told_at_each_start_until_one_comes(
+    broker: Broker, tmp_path: Path, prefix: str, content: tuple[str, ...], told: str
+) -> None:
+    spool = tmp_path / "spool"
+    for name in content:
+        (spool / name).mkdir(parents=True)
+    spool.mkdir(exist_ok=True)
+    options = (f"--spool={spool}", f"--topic-prefix={prefix}", f"--bootstrap={broker.bootstrap_servers}")
+    for is_used in (False, False, True):
+        if is_used:
+            publish(spool, 0)
+        with ship_process(*options, "--stop-with-trainers") as ship:
+            assert ship.stderr is not None
+            log = await asyncio.to_thread(ship.stderr.read)
+            assert ship.wait(60) == 0
+        assert log.count(told.format(spool)) == (0 if is_used else 1)
+        assert log.count("publisher") == log.count(told.format(spool))
+    await read_until(broker.bootstrap_servers, f"{prefix}.records", closed(0))
+    # With its last run removed by hand it is still a spool.
+    for entry in SpoolFolder(spool).path.iterdir():
+        if entry.is_dir() and not entry.name.startswith("."):
+            shutil.rmtree(entry)
+    (spool / "shipper.log").touch()
+    assert SpoolFolder(spool).is_used()
 
 
 async def test_the_log_tells_what_is_shipped_where_and_why_it_ends(broker: Broker, tmp_path: Path, prefix: str) -> None:

@@ -28,6 +28,7 @@ from rollcast.producer.spool.folder import SpoolFolder, is_folder
 _OWN_TRIES = 5
 _OWN_PAUSE_S = 0.1
 _LOOK_EVERY_S = 1.0
+_NAMES_SHOWN = 3
 # Longer than a client takes to close.
 _CANCEL_AGAIN_S = 6.0
 
@@ -84,6 +85,7 @@ class Sidecar:
                 if self._is_there(folder):
                     if (own := await self._own(folder)) is not None:
                         owned[folder] = own
+                        _tell_if_unused(own[0])
                         stack.enter_context(own[1])
                 else:
                     _log.warning("spool %s is not there yet; it is waited for", folder)
@@ -167,6 +169,21 @@ class Sidecar:
             if trouble != told:
                 told = trouble
                 _log.warning("%s; it is tried again", told)
+
+
+def _tell_if_unused(spool: SpoolFolder) -> None:
+    """Says of a folder without anything of a publisher that one is waited for: its name may be a mistyped one."""
+    if spool.is_used():
+        return
+    if names := spool.foreign_names():
+        shown = ", ".join(names[:_NAMES_SHOWN]) + (", ..." if len(names) > _NAMES_SHOWN else "")
+        _log.warning(
+            "spool %s holds %s, and nothing of a publisher yet; one is waited for: check that this is its spool_dir",
+            spool.path,
+            shown,
+        )
+    else:
+        _log.info("spool %s is empty; a publisher is waited for", spool.path)
 
 
 async def _all(shipping: Sequence[Coroutine[Any, Any, None]]) -> None:

@@ -30,7 +30,9 @@ from rollcast.schemas.topics import file_name_for
 
 _LOCK_TIMEOUT_S = 20.0
 _NAME = re.compile(r"([0-9]+)-a([0-9]+)-((?:dp|loss)[0-9]+)\Z")
-_DESTINATION = ".destination"
+_DESTINATION, _POOL = ".destination", ".pool"
+# Stands in every new file system of its own, such as a volume that is mounted for a spool.
+_LOST_AND_FOUND = "lost+found"
 _FILLING, _MARKING, _LEAVING = ".filling", ".marking", ".leaving"
 
 
@@ -89,7 +91,7 @@ class SpoolFolder:
     @property
     def pool(self) -> TensorPool:
         """Emptied tensor files of this spool."""
-        return TensorPool(self.path / ".pool")
+        return TensorPool(self.path / _POOL)
 
     @property
     def token(self) -> Path:
@@ -138,6 +140,14 @@ class SpoolFolder:
         """Notes the destination of a run where there is none: its folder was removed by hand and is made anew."""
         if not (self.run_folder(run_id) / _DESTINATION).exists():
             self.set_destination(run_id, destination)
+
+    def is_used(self) -> bool:
+        """Tells whether a publisher has ever used this folder as its spool; a shipper leaves no sign that counts."""
+        return (self.path / _POOL).is_dir() or any(self.path.glob(f"*/{_DESTINATION}"))
+
+    def foreign_names(self) -> list[str]:
+        """Returns the names of what is in a folder that no publisher has used yet, in order."""
+        return sorted(name for name in os.listdir(self.path) if not name.startswith(".") and name != _LOST_AND_FOUND)
 
     def bundles(self, destination: str | None = None) -> list[tuple[BundleName, Path]]:
         """Returns the committed bundles in rollout order, of all runs or of those with a destination."""
