@@ -1,20 +1,28 @@
-"""The example of the README: four ranks under torchrun publish one rollout, and its dump holds what they held."""
+"""The examples of the README: four ranks under torchrun publish one rollout; a consumer reads the topic."""
 
+import asyncio
 import os
+import random
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from aiokafka import AIOKafkaProducer
 
+from fixtures.frames import ShardSource, frames_of
+from fixtures.installation import installation, shards
 from fixtures.waiting import wait_until
 from rollcast.consumer import differences
 from rollcast.consumer.broker import BOOTSTRAP_VARIABLE, JvmBroker
 from rollcast.consumer.dump_file import load_dump
-from rollcast.schemas import build_dump_payload
+from rollcast.consumer.topics import prepare_topics
+from rollcast.schemas import Topics, build_dump_payload, record_key
+from rollcast.schemas.parts import MIN_PART_BYTES
 from rollcast_demo.daemon import running_daemon
 
 pytestmark = pytest.mark.timeout(300)
@@ -71,3 +79,51 @@ def test_four_ranks_under_torchrun_become_one_dump_of_what_they_held(own_broker:
         wait_until(dump.exists)
     shards = [{"rank": 2 * it, "data_parallel_rank": it, "rollout_data": _whole_shard(it)} for it in range(2)]
     assert not differences(load_dump(dump), build_dump_payload(shards, rollout_id=0, writer_rank=0))
+
+
+def _lines_of_the_reader(bootstrap_servers: str, count: int) -> list[str]:
+    command = [sys.executable, str(_ROOT / "docs" / "examples" / "read_samples.py")]
+    environment = {**os.environ, BOOTSTRAP_VARIABLE: bootstrap_servers}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as reader:
+        assert reader.stdout is not None
+        try:
+            return [reader.stdout.readline().rstrip() for _ in range(count)]
+        finally:
+            reader.terminate()
+
+
+def _expected_lines(source: ShardSource) -> list[str]:
+    data, where = source.rollout_data, f"run attempt 3 rollout 7 shard {source.data_parallel_rank}"
+    own = f"partition {data['partition']!r}, raw_reward [1.0, 2.0]"
+    lines = [f"{where} of 2: closed, 3 samples", f"{where} shard's own: {own}"]
+    for slot, position in enumerate(data["partition"]):
+        length = data["response_lengths"][slot]
+        lines.append(
+            f"{where} sample {slot} (position {position}): extra {data['extra'][slot]!r}, log_probs [{length}], "
+            f"loss_masks [{length}], response_lengths {length}, rewards {float(slot)}, rollout_log_probs [{length}], "
+            f"tokens [{length + 5}]"
+        )
+    return lines
+
+
+async def test_a_consumer_of_its_own_groups_parts_into_samples_whatever_else_is_on_the_topic(
+    own_broker: JvmBroker,
+) -> None:
+    sources = shards(0, tokens=20_000)
+    frames = frames_of("run", 3, 7, sources, max_part_bytes=MIN_PART_BYTES)
+    expected = [line for source in sources for line in _expected_lines(source)]
+    assert len(frames) > 2 * len(expected), "samples are cut into parts"
+    values: list[bytes | None] = [frames[0], *frames]
+    random.Random(0).shuffle(values)  # noqa: S311 - the same order in each run
+    values[3:3] = [b"a stranger's", None]
+    installed = installation(own_broker.bootstrap_servers, Path())
+    await prepare_topics(replace(installed.config, topics=Topics()))
+    async with AIOKafkaProducer(bootstrap_servers=own_broker.bootstrap_servers) as producer:
+        for value in values:
+            await producer.send("rollcast.records", value, key=record_key("run", 7))
+
+    lines = await asyncio.to_thread(_lines_of_the_reader, own_broker.bootstrap_servers, len(expected) + 2)
+    refused = [line for line in lines if " is not used: " in line]
+    assert len(refused) == 2
+    assert all(line.startswith("rollcast.records[") for line in refused)
+    assert sorted(line for line in lines if line not in refused) == sorted(expected)
