@@ -47,5 +47,6 @@ in_kafka = publisher.close(timeout_s=60)
 # A context-parallel peer of a writer has nothing to deliver, so its `close` tells nothing.
 is_writer = parallel_state.get_context_parallel_rank() == 0
 delivered = f", in Kafka: {in_kafka}" if is_writer else ""
-print(f"rank {dist.get_rank()}: {result.status}{delivered}", flush=True)
+# In one piece with its end: all ranks write to one terminal.
+print(f"rank {dist.get_rank()}: {result.status}{delivered}\n", end="", flush=True)
 dist.destroy_process_group()
