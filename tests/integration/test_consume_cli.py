@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from typer.main import get_command
 
 from fixtures.command import command, one_sentence
 from fixtures.frames import frames_of
-from fixtures.installation import shards
+from fixtures.installation import Installation, keyed, shards
 from fixtures.topic import read_until
 from rollcast.consumer.broker import Broker
 from rollcast.consumer.cli.command import app
@@ -248,6 +249,33 @@ async def test_the_daemon_in_its_own_process_writes_a_dump_and_stops_on_sigterm(
     (dump,) = tmp_path.rglob("*.pt")
     assert dump.parent.parent == tmp_path
     assert torch.load(dump, weights_only=True)["rollout_id"] == 4
+
+
+async def test_samples_without_an_order_are_told_once_a_run_and_not_with_every_rollout(installed: Installation) -> None:
+    rollouts = [("a", 0), ("a", 1), ("b", 0), ("a", 2), ("b", 1)]
+    for run_id, rollout_id in rollouts:
+        sources = [
+            replace(source, rollout_data={**source.rollout_data, "partition": None}) for source in shards(rollout_id)
+        ]
+        await installed.send(keyed(run_id, rollout_id, frames_of(run_id, 1, rollout_id, sources)))
+    config = installed.config
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "rollcast.consumer.cli", "consume", "--bootstrap", config.bootstrap_servers),
+        *("--dump-path", config.dump_path, "--topic-prefix", config.group_id, "--group", config.group_id),
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        await installed.dumps(len(rollouts))
+        process.send_signal(signal.SIGTERM)
+        async with asyncio.timeout(30):
+            log = (await process.communicate())[1].decode()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+    told = re.findall(r"run '(.)' rollout \d+: not every sample has a rollout_position", log)
+    assert sorted(told) == ["a", "b"]
 
 
 async def test_a_signal_while_the_daemon_still_starts_is_a_graceful_stop(tmp_path: Path) -> None:

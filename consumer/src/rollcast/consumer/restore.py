@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from rollcast.consumer.brief import brief
 from rollcast.consumer.rollout import Missing, Rollout, Shard, SlotCut, WholeSlot
 from rollcast.consumer.streams import policy_loss_rank
 from rollcast.schemas import DEFAULT_LIMITS, SHARD_SLOT, Limits, ShardContentError, build_dump_payload
@@ -115,8 +116,14 @@ def _train_payload(rollout: Rollout, values: Mapping[SlotCut, dict[str, Any]], m
             }
         )
     writer_rank = min((shard["rank"] for shard in shards if shard["rank"] != UNKNOWN_RANK), default=UNKNOWN_RANK)
-    # The values are nobody else's, and no tensor stands in them twice.
-    return build_dump_payload(shards, rollout_id=rollout.id.rollout_id, writer_rank=writer_rank, copy=False)
+    return build_dump_payload(
+        shards,
+        rollout_id=rollout.id.rollout_id,
+        writer_rank=writer_rank,
+        # The values are nobody else's, and no tensor stands in them twice.
+        copy=False,
+        run_id=brief(rollout.id.run_id),
+    )
 
 
 def _rollout_data(whole: Sequence[WholeSlot], values: Mapping[SlotCut, dict[str, Any]]) -> dict[str, Any]:

@@ -17,7 +17,12 @@ _log = logging.getLogger("rollcast.schemas")
 
 
 def build_dump_payload(
-    dp_shards: Sequence[Mapping[str, Any]], *, rollout_id: int, writer_rank: int, copy: bool = True
+    dp_shards: Sequence[Mapping[str, Any]],
+    *,
+    rollout_id: int,
+    writer_rank: int,
+    copy: bool = True,
+    run_id: str | None = None,
 ) -> dict[str, Any]:
     """Returns the v2 payload of one rollout.
 
@@ -32,10 +37,13 @@ def build_dump_payload(
         writer_rank: global rank of the process that would write the file.
         copy: whether the payload shares memory with nothing. If not, tensors on the CPU that fill their storage are
             taken as they are: for shards that nobody else uses, and in which no tensor stands twice.
+        run_id: whose rollout it is, for the warnings. With it, the one of samples without an order has the attribute
+            `once_for` (the run), by which a log filter can show it once: such a run has it in every rollout.
 
     Raises:
         RolloutDataError: a shard without `response_lengths`, or with misaligned positions.
     """
+    whose = f"rollout {rollout_id}" if run_id is None else f"run {run_id!r} rollout {rollout_id}"
     replaced = Replaced()
     samples: list[dict[str, Any]] = []
     layouts: list[dict[str, Any]] = []
@@ -48,7 +56,7 @@ def build_dump_payload(
         "format_version": FORMAT_VERSION,
         "rollout_id": rollout_id,
         "rank": writer_rank,
-        "samples": _ordered(samples, rollout_id),
+        "samples": _ordered(samples, whose, run_id),
         "dp_shards": layouts,
     }
     for name in WHOLE_BATCH_FIELDS:
@@ -56,7 +64,7 @@ def build_dump_payload(
         if found:
             payload[name] = _owned(normalise(name, found[0], replaced), copy)
             if any(_digest(value) != _digest(found[0]) for value in found[1:]):
-                _log.warning("rollout %d: the shards disagree on %s; the first shard's is kept", rollout_id, name)
+                _log.warning("%s: the shards disagree on %s; the first shard's is kept", whose, name)
     return payload
 
 
@@ -84,14 +92,15 @@ def _shard_entries(
     return samples, layout
 
 
-def _ordered(samples: list[dict[str, Any]], rollout_id: int) -> list[dict[str, Any]]:
+def _ordered(samples: list[dict[str, Any]], whose: str, run_id: str | None) -> list[dict[str, Any]]:
     for key in ("rollout_position", "sample_index"):
         if all(sample[key] is not None for sample in samples):
             return sorted(samples, key=itemgetter(key))
     _log.warning(
-        "rollout %d: not every sample has a rollout_position or a sample_index; they stay in data-parallel order; "
+        "%s: not every sample has a rollout_position or a sample_index; they stay in data-parallel order; "
         "publish 'partition' or 'sample_indices' to order them",
-        rollout_id,
+        whose,
+        extra={"once_for": run_id},
     )
     return samples
 

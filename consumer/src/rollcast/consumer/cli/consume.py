@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from rollcast.consumer.cli.log import log_of_a_daemon
 from rollcast.consumer.cli.options import (
     Bootstrap,
     ConnectTimeout,
@@ -161,7 +162,8 @@ def _configure_logging(level: str) -> None:
     if level.upper() not in levels:
         known = "debug, info, warning or error"
         raise typer.BadParameter(f"{level!r} is not a log level; use {known}", param_hint="--log-level")
-    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    form = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+    logging.basicConfig(level=logging.WARNING, format=form, handlers=[log_of_a_daemon()])
     logging.getLogger("rollcast").setLevel(levels[level.upper()])
     if levels[level.upper()] > logging.DEBUG:
         hide_client_log()
