@@ -2,6 +2,7 @@
 
 import gc
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,15 +58,23 @@ def test_an_empty_shard_is_a_bundle_too(tmp_path: Path, data: dict[str, Any]) ->
     assert payload["samples"] == []
 
 
-def _freed() -> torch.Tensor:
-    tensor = torch.arange(8, dtype=torch.float32)
-    tensor.untyped_storage().resize_(0)
+def _freed(view: Callable[[torch.Tensor], torch.Tensor] = torch.Tensor.detach, kept_bytes: int = 0) -> torch.Tensor:
+    tensor = view(torch.arange(8, dtype=torch.float32))
+    tensor.untyped_storage().resize_(kept_bytes)
     return tensor
 
 
-def test_a_tensor_whose_memory_is_gone_drops_the_rollout_and_leaves_nothing(tmp_path: Path) -> None:
+def _every_second(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor[::2]
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 24])
+@pytest.mark.parametrize("view", [torch.Tensor.detach, _every_second, lambda tensor: tensor.view(2, 4).T])
+def test_a_tensor_whose_memory_is_gone_drops_the_rollout_and_leaves_nothing(
+    tmp_path: Path, kept_bytes: int, view: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
     publisher = spool_publisher(tmp_path)
-    result = publisher.publish(0, whole_shard(0, 0, 1) | {"extra": _freed()})
+    result = publisher.publish(0, whole_shard(0, 0, 1) | {"extra": _freed(view, kept_bytes)})
     assert result.status is PublishStatus.DROPPED
     assert publisher.publish(1, whole_shard(1, 0, 1)).status is PublishStatus.PUBLISHED
     publisher.close(0.2)

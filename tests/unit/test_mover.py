@@ -1,6 +1,7 @@
 """The copy of planned tensors: every byte at its place, and nothing read or written beyond what is there."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -125,6 +126,37 @@ def test_a_tensor_whose_storage_was_freed_is_an_error_and_not_the_end_of_the_pro
     whole.untyped_storage().resize_(0)
     with pytest.raises(ValueError, match="does not hold what was planned"):
         move((source,), _copies((0, 0, 4)), torch.zeros(4, dtype=torch.uint8))
+
+
+@given(
+    dtype=st.sampled_from([torch.uint8, torch.float32, torch.bfloat16]),
+    offset=st.integers(0, 3),
+    step=st.integers(1, 3),
+    length=st.integers(0, 5),
+    kept=st.integers(0, 80),
+    copies_of_one=st.booleans(),
+)
+def test_a_tensor_is_read_exactly_where_its_storage_has_all_of_it(
+    dtype: torch.dtype, offset: int, step: int, length: int, kept: int, copies_of_one: bool
+) -> None:
+    whole = torch.ones(16, dtype=dtype)
+    source = whole[offset : offset + step * length : step]
+    if copies_of_one:
+        source = whole[offset : offset + 1].expand(length)
+    reached = offset + (length - 1) * source.stride(0) + 1 if length else 0
+    kept = min(kept, whole.nbytes)
+    whole.untyped_storage().resize_(kept)
+    is_whole = reached * dtype.itemsize <= kept
+    sources, data = (torch.ones(2, dtype=dtype), source), torch.zeros(64, dtype=torch.uint8)
+    ends = [0, sources[0].nbytes, sources[0].nbytes + source.nbytes]
+    place = data[: ends[-1]]
+
+    # Of what is empty, `move` alone knows that it needs no storage.
+    assert can_join(sources, dtype, place) is is_whole or not length
+    with nullcontext() if is_whole else pytest.raises((ValueError, RuntimeError), match=r"planned|out of bounds"):
+        move(sources, _copies(*((i, ends[i], ends[i + 1] - ends[i]) for i in range(2) if ends[i] < ends[i + 1])), data)
+    if is_whole:
+        assert torch.equal(place.view(dtype), torch.ones(2 + length, dtype=dtype))
 
 
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental:UserWarning")

@@ -4,7 +4,8 @@ import ctypes
 from collections import deque
 from collections.abc import Sequence
 from contextlib import ExitStack
-from operator import attrgetter
+from itertools import repeat
+from operator import add, attrgetter, ge, mul
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ import torch
 from rollcast.producer.plan import Copies
 from rollcast.schemas.tensors import tensor_bytes
 
-_NBYTES, _IS_CPU = attrgetter("nbytes"), attrgetter("is_cpu")
+_NBYTES, _IS_CPU, _ITEM_BYTES = attrgetter("nbytes"), attrgetter("is_cpu"), attrgetter("itemsize")
+_OFFSET, _ELEMENTS, _IS_CONTIGUOUS = torch.Tensor.storage_offset, torch.Tensor.numel, torch.Tensor.is_contiguous
 _STORAGE, _STORED_BYTES = torch.Tensor.untyped_storage, torch.UntypedStorage.nbytes
 
 # Its functions carry no types.
@@ -38,10 +40,16 @@ def can_join(sources: Sequence[torch.Tensor], dtype: torch.dtype, target: torch.
     # It makes 1 of every other byte than 0 in a bool.
     if dtype is torch.bool or target.storage_offset() % dtype.itemsize or not all(map(_IS_CPU, sources)):
         return False
-    # A tensor whose storage was freed (`resize_(0)`) keeps its size; reading it would end the process.
-    if all(map(_STORED_BYTES, map(_STORAGE, sources))):
-        return True
-    return not any(source.nbytes > _STORED_BYTES(_STORAGE(source)) == 0 for source in sources)
+    # A tensor whose storage was freed or cut (`resize_`) keeps its size; reading it could end the process.
+    ends = map(add, map(_OFFSET, sources), map(_ELEMENTS, sources))
+    if not all(map(_IS_CONTIGUOUS, sources)):
+        ends = map(_end, sources)
+    return all(map(ge, map(_STORED_BYTES, map(_STORAGE, sources)), map(mul, ends, repeat(dtype.itemsize))))
+
+
+def _end(source: torch.Tensor) -> int:
+    """Returns the element of its storage at which a tensor with one dimension ends."""
+    return source.storage_offset() + (len(source) - 1) * source.stride(0) + 1 if len(source) else 0
 
 
 def join(sources: tuple[torch.Tensor, ...], dtype: torch.dtype, target: torch.Tensor) -> None:
@@ -74,17 +82,28 @@ def move(sources: Sequence[torch.Tensor], copies: Copies, data: torch.Tensor) ->
 
     Raises:
         ValueError: a tensor has not the planned size, or its place is not within the target.
+        RuntimeError: one that is not contiguous ends beyond its storage.
     """
-    # A tensor whose storage was freed (`resize_(0)`) keeps its size; reading it would end the process.
-    stored = np.array([*map(_STORED_BYTES, map(_STORAGE, sources))], np.int64)
-    held = np.where(stored > 0, np.array([*map(_NBYTES, sources)], np.int64), 0)[copies.tensors]
+    # A tensor whose storage was freed or cut (`resize_`) keeps its size; reading it could end the process.
+    stored, sizes, offsets, item_bytes = (
+        np.array([*numbers], np.int64)
+        for numbers in (
+            map(_STORED_BYTES, map(_STORAGE, sources)),
+            map(_NBYTES, sources),
+            map(_OFFSET, sources),
+            map(_ITEM_BYTES, sources),
+        )
+    )
+    contiguous = np.array([*map(_IS_CONTIGUOUS, sources)], np.bool_)
+    # Of what is not contiguous `tensor_bytes` looks where it ends.
+    ends = np.where(contiguous, offsets * item_bytes + sizes, sizes > 0)
+    held = np.where(ends <= stored, sizes, 0)[copies.tensors]
     is_beyond = (copies.targets < 0) | (copies.targets + copies.sizes > data.nbytes)
     if (held != copies.sizes).any() or is_beyond.any():
         raise ValueError(f"a tensor does not hold what was planned, or its place is beyond {data.nbytes} bytes")
     # Not with torch, whose two views and one copy for each tensor take several times as long as the bytes.
     addresses = np.array([*map(torch.Tensor.data_ptr, sources)], np.int64)
-    if not (all(map(_IS_CPU, sources)) and all(map(torch.Tensor.is_contiguous, sources))):
-        addresses *= np.array([source.is_cpu and source.is_contiguous() for source in sources], np.int64)
+    addresses *= contiguous & np.array([*map(_IS_CPU, sources)], np.bool_)
     addresses = addresses[copies.tensors]
     plain = addresses != 0
     targets = data.data_ptr() + copies.targets

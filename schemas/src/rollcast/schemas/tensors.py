@@ -233,7 +233,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the elements of a strided tensor as a flat uint8 tensor on its device; a view where it is contiguous."""
+    """Returns the elements of a strided tensor as a flat uint8 tensor on its device; a view where it is contiguous.
+
+    Raises:
+        RuntimeError: its storage was cut, and ends before the tensor does.
+    """
+    if not tensor.is_contiguous():
+        # It checks what a copy does not, and would read beyond the storage.
+        tensor = tensor.as_strided(tensor.size(), tensor.stride())
     # Not reshaped: of one element any stride is contiguous, and `view` wants 1.
     flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))
     return flat.view(torch.uint8) if flat.numel() else torch.empty(0, dtype=torch.uint8, device=tensor.device)
