@@ -49,7 +49,7 @@ def can_join(sources: Sequence[torch.Tensor], dtype: torch.dtype, target: torch.
 
 def _end(source: torch.Tensor) -> int:
     """Returns the element of its storage at which a tensor with one dimension ends."""
-    return source.storage_offset() + (len(source) - 1) * source.stride(0) + 1 if len(source) else 0
+    return int(source.storage_offset()) + (len(source) - 1) * source.stride(0) + 1 if len(source) else 0
 
 
 def join(sources: tuple[torch.Tensor, ...], dtype: torch.dtype, target: torch.Tensor) -> None:
