@@ -64,7 +64,9 @@ async def cut(
                 future, done_bytes = ahead.popleft()
                 yield await future
                 ahead_bytes -= done_bytes
-            ahead.append((loop.run_in_executor(threads, cut_slot, slot, max_part_bytes), size))
+            if is_checked := check.done():
+                check.result()
+            ahead.append((loop.run_in_executor(threads, cut_slot, slot, max_part_bytes, is_checked), size))
             ahead_bytes += size
         while ahead:
             yield await ahead.popleft()[0]
@@ -78,8 +80,13 @@ async def cut(
         check.exception()
 
 
-def cut_slot(slot: SamplePart, max_part_bytes: int) -> SlotFrames:
+def cut_slot(slot: SamplePart, max_part_bytes: int, are_in_memory: bool = False) -> SlotFrames:
     """Returns one slot's parts and digest.
+
+    Args:
+        slot: what to cut.
+        max_part_bytes: the largest part.
+        are_in_memory: its tensors have been read before, so their pages need not be brought in.
 
     Raises:
         ContractError: no part can hold it, or what it says of itself makes no sense.
@@ -90,7 +97,8 @@ def cut_slot(slot: SamplePart, max_part_bytes: int) -> SlotFrames:
         for column in slot.columns:
             if isinstance(column.value, TensorSlice):
                 require_whole(column.value.data)
-                require_readable(column.value.data)
+                if not are_in_memory:
+                    require_readable(column.value.data)
         columns = pack_large_values(slot.columns)
         frames = [encode(part) for part in split(slot, columns, max_part_bytes)]
         return SlotFrames(content_digest(columns), frames)

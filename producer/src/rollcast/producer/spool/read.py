@@ -67,7 +67,7 @@ def read_bundle(path: Path) -> Bundle:
 def check_tensors(bundle: Bundle, given_up: threading.Event | None = None) -> None:
     """Returns if the tensors of a bundle are as they were when it was committed, whatever its disk did since.
 
-    Long work, which leaves the interpreter lock free.
+    Reads all of them, so that their pages are in memory afterwards. Long work, which leaves the interpreter lock free.
 
     Args:
         bundle: may be on its way already; but without this nobody may hear that it is whole.
@@ -79,10 +79,12 @@ def check_tensors(bundle: Bundle, given_up: threading.Event | None = None) -> No
         OSError: the machine is in trouble; the bundle may be good.
     """
     try:
-        if bundle.digest is not None and bundle.digest != _digest(bundle.tensors, given_up):
-            raise SpoolError(f"{bundle.path / TENSORS_NAME} is damaged: its digest is not the one in {RECORDS_NAME}")
+        digest = _digest(bundle.tensors, given_up)
     except SpoolError as exc:
         raise UnusableBundleError(str(exc), bundle.shard) from exc
+    if bundle.digest not in (None, digest):
+        problem = f"{bundle.path / TENSORS_NAME} is damaged: its digest is not the one in {RECORDS_NAME}"
+        raise UnusableBundleError(problem, bundle.shard)
 
 
 def read_closing_event(path: Path) -> DpShard:
