@@ -278,6 +278,28 @@ async def test_a_bundle_for_which_memory_is_short_goes_last_and_arrives(
     assert not differences(payload_in(events, 0), direct(0))
 
 
+async def test_a_bundle_of_which_a_disk_does_not_give_a_page_back_goes_last_and_arrives(
+    broker: Broker, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path, 0, 1)
+    disk = _SlowDisk(monkeypatch)
+    failures = iter([OSError(errno.EIO, "its tensor file cannot be read from the disk")])
+
+    def bring_in(data: bytes | memoryview) -> None:
+        disk.let_go()
+        if (error := next(failures, None)) is not None:
+            raise error
+        require_readable(data)
+
+    # While the check of the whole has not come so far.
+    monkeypatch.setattr("rollcast.producer.shipper.cut.require_readable", bring_in)
+    with disk.let_go_at_the_end(), shipper(tmp_path, _config(broker, topics)) as ship:
+        await ship.run()
+    events = await read_until(broker.bootstrap_servers, topics.records, closed(0, 1))
+    assert [event.rollout_id for event in events if isinstance(event, DpShard)] == [1, 0]
+    assert not differences(payload_in(events, 0), direct(0))
+
+
 def test_a_tensor_file_cut_short_while_it_is_mapped_is_an_error_and_no_signal(tmp_path: Path) -> None:
     publish(tmp_path, 0, shard=large_shard)
     ((_, path),) = SpoolFolder(tmp_path).bundles()

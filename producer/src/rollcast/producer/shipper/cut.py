@@ -64,9 +64,12 @@ async def cut(
                 future, done_bytes = ahead.popleft()
                 yield await future
                 ahead_bytes -= done_bytes
-            if is_checked := check.done():
+            if check.done():
                 check.result()
-            ahead.append((loop.run_in_executor(threads, cut_slot, slot, max_part_bytes, is_checked), size))
+            else:
+                # Not by the threads that cut: a disk that does not answer would keep them from other spools.
+                await loop.run_in_executor(None, _bring_in, slot)
+            ahead.append((loop.run_in_executor(threads, cut_slot, slot, max_part_bytes), size))
             ahead_bytes += size
         while ahead:
             yield await ahead.popleft()[0]
@@ -80,25 +83,17 @@ async def cut(
         check.exception()
 
 
-def cut_slot(slot: SamplePart, max_part_bytes: int, are_in_memory: bool = False) -> SlotFrames:
-    """Returns one slot's parts and digest.
-
-    Args:
-        slot: what to cut.
-        max_part_bytes: the largest part.
-        are_in_memory: its tensors have been read before, so their pages need not be brought in.
+def cut_slot(slot: SamplePart, max_part_bytes: int) -> SlotFrames:
+    """Returns one slot's parts and digest; its tensors are in memory.
 
     Raises:
         ContractError: no part can hold it, or what it says of itself makes no sense.
         SpoolError: its tensors cannot be read.
-        OSError: its disk does not give them back.
     """
     try:
         for column in slot.columns:
             if isinstance(column.value, TensorSlice):
                 require_whole(column.value.data)
-                if not are_in_memory:
-                    require_readable(column.value.data)
         columns = pack_large_values(slot.columns)
         frames = [encode(part) for part in split(slot, columns, max_part_bytes)]
         return SlotFrames(content_digest(columns), frames)
@@ -106,6 +101,12 @@ def cut_slot(slot: SamplePart, max_part_bytes: int, are_in_memory: bool = False)
         raise
     except Exception as exc:  # a damaged bundle makes any step fail in any way
         raise ContractError(f"slot {slot.slot} cannot be cut: {exc!r}") from exc
+
+
+def _bring_in(slot: SamplePart) -> None:
+    for column in slot.columns:
+        if isinstance(column.value, TensorSlice):
+            require_readable(column.value.data)
 
 
 def _raw_bytes(slot: SamplePart) -> int:
