@@ -9,27 +9,30 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from fixtures.installation import until
-from fixtures.shipping import closed, direct, large_shard, publish, ship_process, shipper
+from fixtures.faults import Pipeline, consuming
+from fixtures.installation import installation, until
+from fixtures.shipping import closed, direct, large_shard, publish, ship_process, shipper, small_shard
 from fixtures.topic import payload_in, read_until, shards_in
 from rollcast.consumer.broker import Broker
 from rollcast.consumer.difference import differences
 from rollcast.producer.errors import SpoolError, UnusableBundleError
 from rollcast.producer.shipper.claims import MAX_DEATHS, Claims
 from rollcast.producer.shipper.config import ShipperConfig
-from rollcast.producer.shipper.cut import cut_slot
+from rollcast.producer.shipper.cut import cut, cut_slot
 from rollcast.producer.shipper.opening import Opening
 from rollcast.producer.spool import pages
 from rollcast.producer.spool.folder import SpoolFolder
 from rollcast.producer.spool.pages import require_readable
-from rollcast.producer.spool.read import TENSORS_NAME, read_bundle, read_closing_event
-from rollcast.schemas import DpShard, SamplePart, Topics
+from rollcast.producer.spool.read import TENSORS_NAME, Bundle, check_tensors, read_bundle, read_closing_event
+from rollcast.schemas import DpShard, Event, SamplePart, Topics
 from rollcast.schemas.framing import encode
 
 
@@ -209,12 +212,15 @@ class _SlowDisk:
         assert self._gives.wait(30)
         require_readable(data)
 
+    def let_go(self) -> None:
+        self._gives.set()
+
     @contextmanager
     def let_go_at_the_end(self) -> Iterator[None]:
         try:
             yield
         finally:
-            self._gives.set()
+            self.let_go()
 
 
 async def test_a_bundle_that_comes_from_a_slow_disk_is_given_up_in_its_middle(
@@ -222,20 +228,17 @@ async def test_a_bundle_that_comes_from_a_slow_disk_is_given_up_in_its_middle(
 ) -> None:
     publish(tmp_path, 0, shard=large_shard)
     ((_, path),) = SpoolFolder(tmp_path).bundles()
-    ours, disk = Claims(), _SlowDisk(monkeypatch)
-    opening = Opening(ours)
-    with disk.let_go_at_the_end():
-        waiting = asyncio.create_task(opening.open(path, None))
+    disk = _SlowDisk(monkeypatch)
+    with ThreadPoolExecutor(1) as threads, disk.let_go_at_the_end():
+        slots = cut(read_bundle(path), 900_000, threads, max_ahead_bytes=1)
+        assert (await anext(slots)).frames, "though the disk has given only that much back"
         await until(disk.begun.is_set)
-        waiting.cancel()
-        await asyncio.wait({waiting})
-        ending = asyncio.create_task(opening.end())
+        closing = asyncio.create_task(slots.aclose())
         await asyncio.sleep(0)
-    await ending
+        assert not closing.done(), "whoever has the bundle next must have it alone"
+        disk.let_go()
+        await closing
     assert disk.looked == 1, "not at the rest of it"
-    assert not Claims().take(path)
-    ours.give_all_back()
-    assert Claims().deaths(path) == 0
 
 
 async def test_a_shipper_that_is_told_to_stop_while_a_disk_gives_nothing_back_leaves_no_mark_of_a_death(
@@ -275,6 +278,28 @@ async def test_a_bundle_for_which_memory_is_short_goes_last_and_arrives(
     assert not differences(payload_in(events, 0), direct(0))
 
 
+async def test_a_bundle_of_which_a_disk_does_not_give_a_page_back_goes_last_and_arrives(
+    broker: Broker, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(tmp_path, 0, 1)
+    disk = _SlowDisk(monkeypatch)
+    failures = iter([OSError(errno.EIO, "its tensor file cannot be read from the disk")])
+
+    def bring_in(data: bytes | memoryview) -> None:
+        disk.let_go()
+        if (error := next(failures, None)) is not None:
+            raise error
+        require_readable(data)
+
+    # While the check of the whole has not come so far.
+    monkeypatch.setattr("rollcast.producer.shipper.cut.require_readable", bring_in)
+    with disk.let_go_at_the_end(), shipper(tmp_path, _config(broker, topics)) as ship:
+        await ship.run()
+    events = await read_until(broker.bootstrap_servers, topics.records, closed(0, 1))
+    assert [event.rollout_id for event in events if isinstance(event, DpShard)] == [1, 0]
+    assert not differences(payload_in(events, 0), direct(0))
+
+
 def test_a_tensor_file_cut_short_while_it_is_mapped_is_an_error_and_no_signal(tmp_path: Path) -> None:
     publish(tmp_path, 0, shard=large_shard)
     ((_, path),) = SpoolFolder(tmp_path).bundles()
@@ -308,18 +333,27 @@ async def test_a_tensor_file_cut_short_on_its_way_is_set_aside_announced_and_end
     publish(tmp_path, 0, shard=large_shard)
     publish(tmp_path, 1)
     (_, path), _ = SpoolFolder(tmp_path).bundles()
-    looked = 0
+    looked, is_checked = 0, threading.Event()
     look = pages.require_whole
+
+    def check(bundle: Bundle, given_up: threading.Event) -> None:
+        try:
+            check_tensors(bundle, given_up)
+        finally:
+            is_checked.set()
 
     def cut_short_in_the_middle(data: bytes | memoryview) -> None:
         nonlocal looked
         looked += 1
         if looked == 10:
+            assert is_checked.wait(30)
             os.truncate(path / TENSORS_NAME, 1_000)
         look(data)
 
+    monkeypatch.setattr("rollcast.producer.shipper.cut.check_tensors", check)
     monkeypatch.setattr("rollcast.producer.shipper.cut.require_whole", cut_short_in_the_middle)
-    # One thread: what a second one is reading just then would still end the process; the next one finds the file short.
+    # One thread, and the check is over: what another thread is reading just then would still end the process; the next
+    # one finds the file short.
     with shipper(tmp_path, _config(broker, topics, compress_threads=1)) as ship:
         await ship.run()
     assert (ship.stats.set_aside_bundles, ship.stats.shipped_bundles) == (1, 1)
@@ -327,18 +361,24 @@ async def test_a_tensor_file_cut_short_on_its_way_is_set_aside_announced_and_end
     assert "cut short" in (shards_in(events, 0)[0].dropped_reason or "")
 
 
+def _flip_the_last_bit(bundle: Path) -> None:
+    content = bytearray((bundle / TENSORS_NAME).read_bytes())
+    content[-1] ^= 1
+    (bundle / TENSORS_NAME).write_bytes(content)
+
+
+def _parts(events: Sequence[Event], rollout_id: int) -> list[SamplePart]:
+    return [event for event in events if isinstance(event, SamplePart) and event.rollout_id == rollout_id]
+
+
 async def test_a_bundle_whose_tensors_a_disk_has_damaged_is_set_aside_and_announced(
     broker: Broker, topics: Topics, tmp_path: Path
 ) -> None:
     publish(tmp_path, 0, 1)
     _, (_, damaged) = SpoolFolder(tmp_path).bundles()
-    with (damaged / TENSORS_NAME).open("r+b") as file:
-        file.seek(-1, os.SEEK_END)
-        last = file.read()
-        file.seek(-1, os.SEEK_END)
-        file.write(bytes([last[0] ^ 1]))
+    _flip_the_last_bit(damaged)
     with pytest.raises(UnusableBundleError) as unusable:
-        read_bundle(damaged)
+        check_tensors(read_bundle(damaged))
     assert unusable.value.shard == read_closing_event(damaged)
     with shipper(tmp_path, _config(broker, topics)) as ship:
         await ship.run()
@@ -346,6 +386,74 @@ async def test_a_bundle_whose_tensors_a_disk_has_damaged_is_set_aside_and_announ
     events = await read_until(broker.bootstrap_servers, topics.records, closed(0, 1), timeout_s=20)
     assert "is damaged" in (shards_in(events, 1)[0].dropped_reason or "")
     assert not differences(payload_in(events, 0), direct(0))
+
+
+async def test_a_damage_found_after_all_parts_are_in_kafka_drops_the_rollout_and_no_other(
+    broker: Broker, topics: Topics, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool = tmp_path / "spool"
+    publish(spool, 0, 1)
+    (_, damaged), _ = SpoolFolder(spool).bundles()
+    _flip_the_last_bit(damaged)
+    slots = len(read_bundle(damaged).slots)
+    disk = _SlowDisk(monkeypatch)
+    made = installation(broker.bootstrap_servers, tmp_path / "dumps")
+    pipe = Pipeline(installation=replace(made, config=replace(made.config, topics=topics)), spool=spool)
+    async with consuming(pipe, 1) as daemon:
+        with disk.let_go_at_the_end(), shipper(spool, _config(broker, topics)) as ship:
+            running = asyncio.create_task(ship.run())
+            await until(lambda: daemon.stats.records == slots)
+            assert not ship.stats.set_aside_bundles
+            disk.let_go()
+            await running
+        await pipe.dumps_are_there(1)
+    assert daemon.stats.dropped == 1
+    assert (ship.stats.set_aside_bundles, ship.stats.shipped_bundles) == (1, 1)
+    events = await read_until(broker.bootstrap_servers, topics.records, closed(0, 1))
+    (mark,) = shards_in(events, 0)
+    assert events.index(mark) > max(map(events.index, _parts(events, 0)))
+    assert "is damaged" in (mark.dropped_reason or "")
+    assert not list(pipe.dump(0).parent.glob("0*")), "of what has come of it no dump may be made"
+    pipe.check(1, shard=small_shard)
+
+
+_NEVER_CHECKED = """
+import sys, time
+from rollcast.producer.shipper.cli import main
+from rollcast.producer.spool import read
+
+read.require_readable = lambda data: time.sleep(60)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("is_damaged", [True, False])
+async def test_a_shipper_killed_when_all_is_sent_and_not_all_checked_leaves_the_bundle_to_the_next_one(
+    broker: Broker, topics: Topics, tmp_path: Path, is_damaged: bool
+) -> None:
+    publish(tmp_path, 0)
+    ((_, path),) = SpoolFolder(tmp_path).bundles()
+    slots = len(read_bundle(path).slots)
+    if is_damaged:
+        _flip_the_last_bit(path)
+    options = (f"--spool={tmp_path}", f"--bootstrap={broker.bootstrap_servers}", f"--topic-prefix={topics.prefix}")
+    command = [sys.executable, "-c", _NEVER_CHECKED, *options]
+    with subprocess.Popen(command) as first:  # noqa: ASYNC220  # a fork, no wait
+        try:
+            await read_until(broker.bootstrap_servers, topics.records, lambda events: len(_parts(events, 0)) == slots)
+        finally:
+            first.kill()
+    assert Claims().deaths(path) == 1
+    with shipper(tmp_path, _config(broker, topics)) as ship:
+        await ship.run()
+    assert (ship.stats.set_aside_bundles, ship.stats.shipped_bundles) == ((1, 0) if is_damaged else (0, 1))
+    events = await read_until(broker.bootstrap_servers, topics.records, closed(0))
+    (event,) = shards_in(events, 0)
+    if is_damaged:
+        assert "is damaged" in (event.dropped_reason or "")
+    else:
+        assert len(_parts(events, 0)) == 2 * slots
+        assert not differences(payload_in(events, 0), direct(0))
 
 
 def test_a_kernel_that_cannot_look_at_pages_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:

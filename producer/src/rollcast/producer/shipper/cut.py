@@ -1,14 +1,15 @@
 """A bundle to the parts that Kafka gets, slot by slot, in several threads."""
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import AsyncGenerator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from rollcast.producer.errors import SpoolError
-from rollcast.producer.spool.pages import require_whole
-from rollcast.producer.spool.read import Bundle
+from rollcast.producer.spool.pages import require_readable, require_whole
+from rollcast.producer.spool.read import Bundle, check_tensors
 from rollcast.schemas.errors import ContractError
 from rollcast.schemas.events import SamplePart, TensorSlice
 from rollcast.schemas.framing import encode
@@ -36,7 +37,8 @@ async def cut(
 ) -> AsyncGenerator[SlotFrames, None]:
     """Yields each slot of a bundle in order, while the threads cut those that come next.
 
-    Close the generator when it is not read to its end.
+    The tensors are checked meanwhile, in another thread: it ends without an error only if they are undamaged. Close the
+    generator when it is not read to its end.
 
     Args:
         bundle: what to cut.
@@ -47,8 +49,12 @@ async def cut(
     Raises:
         ContractError: a slot that no part can hold.
         SpoolError: tensors that cannot be read.
+        UnusableBundleError: they are damaged; slots may have been yielded before.
+        OSError: the machine is in trouble; the bundle may be good.
     """
     loop = asyncio.get_running_loop()
+    given_up = threading.Event()
+    check = loop.run_in_executor(None, check_tensors, bundle, given_up)
     ahead: deque[tuple[asyncio.Future[SlotFrames], int]] = deque()
     ahead_bytes = 0
     try:
@@ -58,17 +64,27 @@ async def cut(
                 future, done_bytes = ahead.popleft()
                 yield await future
                 ahead_bytes -= done_bytes
+            if check.done():
+                check.result()
+            else:
+                # Not by the threads that cut: a disk that does not answer would keep them from other spools.
+                await loop.run_in_executor(None, _bring_in, slot)
             ahead.append((loop.run_in_executor(threads, cut_slot, slot, max_part_bytes), size))
             ahead_bytes += size
         while ahead:
             yield await ahead.popleft()[0]
+        await asyncio.shield(check)
     finally:
         for future, _ in ahead:
             future.cancel()
+        # It must not go on when the bundle is nobody's any more, and its file may be filled again.
+        given_up.set()
+        await asyncio.wait({check})
+        check.exception()
 
 
 def cut_slot(slot: SamplePart, max_part_bytes: int) -> SlotFrames:
-    """Returns one slot's parts and digest.
+    """Returns one slot's parts and digest; its tensors are in memory.
 
     Raises:
         ContractError: no part can hold it, or what it says of itself makes no sense.
@@ -85,6 +101,12 @@ def cut_slot(slot: SamplePart, max_part_bytes: int) -> SlotFrames:
         raise
     except Exception as exc:  # a damaged bundle makes any step fail in any way
         raise ContractError(f"slot {slot.slot} cannot be cut: {exc!r}") from exc
+
+
+def _bring_in(slot: SamplePart) -> None:
+    for column in slot.columns:
+        if isinstance(column.value, TensorSlice):
+            require_readable(column.value.data)
 
 
 def _raw_bytes(slot: SamplePart) -> int:

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import threading
 from pathlib import Path
 
 from rollcast.producer.errors import UnusableBundleError
@@ -15,8 +14,9 @@ _log = logging.getLogger("rollcast.ship")
 class Opening:
     """Opens the bundles of a spool in the order in which they are sent, one of them ahead.
 
-    Reading takes a tenth of the time of sending, and processors would idle meanwhile. Nothing is opened ahead of or
-    beside a bundle at which a shipper has died: should that happen again, no other bundle must look guilty.
+    Reading its records takes a twentieth of the time of sending it, and processors would idle meanwhile. Nothing is
+    opened ahead of or beside a bundle at which a shipper has died: should that happen again, no other bundle must look
+    guilty.
 
     Args:
         claims: get those that are opened.
@@ -25,7 +25,6 @@ class Opening:
     def __init__(self, claims: Claims) -> None:
         self._claims = claims
         self._ahead: tuple[Path, asyncio.Task[Bundle | None]] | None = None
-        self._given_up = threading.Event()
 
     def is_ahead(self, path: Path) -> bool:
         """Returns whether a bundle that comes next has been opened ahead: it is on its way already."""
@@ -39,7 +38,7 @@ class Opening:
         """Returns a bundle, claimed, or None if it is on its way with another shipper; begins to open the next one.
 
         Raises:
-            UnusableBundleError: no shipper survives it, or its tensors are damaged.
+            UnusableBundleError: no shipper survives it, or its tensors are not there.
             SpoolError: it is damaged or was not written by this program.
             OSError: the machine is in trouble, or the bundle has gone.
         """
@@ -55,8 +54,7 @@ class Opening:
         return opened.result()
 
     async def end(self) -> None:
-        """Gives up what is being opened, and returns when that is over; what is claimed by then stays so."""
-        self._given_up.set()
+        """Returns when nothing is being opened any more; what is claimed by then stays so."""
         if self._ahead is not None:
             # Not cancelled: its thread would go on, and claim the bundle for nobody.
             await asyncio.wait({self._ahead[1]})
@@ -74,4 +72,4 @@ class Opening:
             # Only once: it may be what they died of.
             shard = await asyncio.to_thread(read_closing_event, path) if deaths == MAX_DEATHS else None
             raise UnusableBundleError(f"{deaths} shippers died while it was on its way", shard)
-        return await asyncio.to_thread(read_bundle, path, self._given_up)
+        return await asyncio.to_thread(read_bundle, path)

@@ -35,9 +35,10 @@ def require_readable(data: bytes | memoryview) -> None:
     array = np.frombuffer(data, np.uint8)
     if not array.nbytes:
         return
-    before = array.ctypes.data % mmap.PAGESIZE
+    address = array.ctypes.data
+    before = address % mmap.PAGESIZE
     failed = _libc.madvise(
-        ctypes.c_void_p(array.ctypes.data - before),
+        ctypes.c_void_p(address - before),
         ctypes.c_size_t(array.nbytes + before),
         ctypes.c_int(_MADV_POPULATE_READ),
     )
