@@ -212,29 +212,22 @@ def test_manifests_survive_the_round_trip(store: LocalDumpStore) -> None:
         assert Manifest.from_json(manifest.to_json()) == manifest
 
 
-class Pause:
-    """A value whose saving waits until it is released, as in a process that was stopped there."""
-
-    def __init__(self) -> None:
-        self.reached, self.released = threading.Event(), threading.Event()
-
-    def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        self.reached.set()
-        assert self.released.wait(30)
-        return str, ("saved",)
-
-
 def while_paused(paused: Dump, template: str, do: Callable[[], None]) -> PublishedDump:
-    """Publishes `paused` by a store of its own, and calls `do` while its file is half written."""
-    pause = Pause()
-    payload_of(paused)["pause"] = pause
+    """Publishes `paused` by a store of its own, and calls `do` while it has begun to write its file."""
+    reached, released = threading.Event(), threading.Event()
+
+    def pause(step: Step) -> None:
+        if step is Step.BEGUN:
+            reached.set()
+            assert released.wait(30)
+
     with ThreadPoolExecutor(1) as thread:
-        publishing = thread.submit(LocalDumpStore(template).publish, paused)
+        publishing = thread.submit(LocalDumpStore(template, at_step=pause).publish, paused)
         try:
-            assert pause.reached.wait(30)
+            assert reached.wait(30)
             do()
         finally:
-            pause.released.set()
+            released.set()
         return publishing.result(30)
 
 

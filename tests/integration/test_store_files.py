@@ -21,7 +21,7 @@ def test_a_file_gets_every_byte_and_the_digest_is_theirs(tmp_path: Path, last: i
     threads = threading.active_count()
     with (tmp_path / "file").open("wb") as file, HashingWriter(file) as writer:
         for piece in pieces:
-            assert writer.write(piece) == len(piece)
+            writer.write(piece)
     assert (tmp_path / "file").read_bytes() == b"".join(pieces)
     assert writer.size == sum(map(len, pieces))
     assert writer.sha256() == hashlib.sha256(b"".join(pieces)).hexdigest()

@@ -17,7 +17,8 @@ import torch
 
 from fixtures.stored import MISSING, dump, payload_of
 from rollcast.consumer.cli import main
-from rollcast.consumer.store import Dump, LocalDumpStore, Manifest
+from rollcast.consumer.store import LocalDumpStore, Manifest
+from rollcast.consumer.store.files import file_sha256
 from rollcast.consumer.store.manifest import manifest_path
 from rollcast.consumer.store.reading import tombstone_path
 
@@ -313,11 +314,13 @@ def test_a_dump_with_a_bad_file_is_bad_though_this_user_may_not_read_another_one
 def test_a_dump_that_needs_code_to_load_is_not_sound_and_the_code_is_not_run(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    made: Dump = dump(4)
-    payload_of(made)["samples"][0]["odd"] = Fraction(1, 2)
-    LocalDumpStore(f"{folder}/{{run_id}}/{{rollout_id}}.pt").publish(made)
+    published = LocalDumpStore(f"{folder}/{{run_id}}/{{rollout_id}}.pt").publish(dump(4))
+    path, manifest = published.path, published.manifest
+    torch.save({**payload_of(dump(4)), "odd": Fraction(1, 2)}, path)
+    described = replace(manifest.files[0], sha256=file_sha256(path), size=path.stat().st_size)
+    manifest_path(path).write_text(replace(manifest, files=(described,)).to_json())
 
-    assert verify(monkeypatch, folder / "run" / "4.pt") == 1
+    assert verify(monkeypatch, path) == 1
     assert "holds objects that a dump may not hold" in capsys.readouterr().out
 
 

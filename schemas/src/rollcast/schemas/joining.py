@@ -42,7 +42,7 @@ def join(parts: Sequence[SamplePart], limits: Limits = DEFAULT_LIMITS) -> list[C
         LimitError: a tensor, or all of them, are larger than `limits` allows.
     """
     columns: list[Column] = []
-    present = _present_bytes(parts)
+    present: Counter[tuple[str, int]] | None = None
     filling: _Filling | None = None
     total = 0
     for part in parts:
@@ -56,11 +56,17 @@ def join(parts: Sequence[SamplePart], limits: Limits = DEFAULT_LIMITS) -> list[C
                 continue
             if filling is None or not filling.continues_with(column):
                 _finish(filling, columns)
+                filling = None
                 check_announced(part.slot, column.name, column.value, limits)
-                _check_present(part.slot, column, column.value, present)
                 total += column.value.total_bytes
                 if total > limits.max_slot_bytes:
                     raise LimitError("max_slot_bytes", total, limits.max_slot_bytes)
+                if _is_whole(column.value):
+                    columns.append(column)
+                    decoded.append(np.frombuffer(column.value.data, np.uint8))
+                    continue
+                present = _present_bytes(parts) if present is None else present
+                _check_present(part.slot, column, column.value, present)
                 filling = _Filling(part.slot, column, column.value)
             decoded.append(filling.add(column.value, decoded))
     _finish(filling, columns)
@@ -80,6 +86,11 @@ def decode_slice_into(out: Bytes, piece: TensorSlice, earlier: Sequence[Bytes | 
     """
     base = None if piece.base is None or not 0 <= piece.base < len(earlier) else earlier[piece.base]
     decompress_into(out, piece.codec, piece.data, item_bytes(piece.dtype), base)
+
+
+def _is_whole(piece: TensorSlice) -> bool:
+    """Returns whether a slice is all of its tensor, and stands decoded in its memory already."""
+    return isinstance(piece, PlacedSlice) and piece.slice_bytes == piece.total_bytes == len(piece.whole)
 
 
 def _present_bytes(parts: Sequence[SamplePart]) -> Counter[tuple[str, int]]:

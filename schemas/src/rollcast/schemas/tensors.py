@@ -284,7 +284,8 @@ def _to_tensor(name: str, whole: TensorSlice, copy: bool) -> torch.Tensor:
     if not whole.total_bytes:
         return torch.empty(whole.shape, dtype=dtype)
     data = np.frombuffer(whole.data, np.uint8).copy() if copy else whole.data
-    return torch.frombuffer(data, dtype=dtype).reshape(whole.shape)
+    flat = torch.frombuffer(data, dtype=dtype)
+    return flat if len(whole.shape) == 1 else flat.reshape(whole.shape)
 
 
 def _restore(name: str, value: Any, tensors: dict[tuple[str, int], torch.Tensor], unused: set[tuple[str, int]]) -> Any:

@@ -9,7 +9,7 @@ from rollcast.schemas.install import install_command
 
 __all__ = ["main"]
 
-_OF_EXTRAS = ("aiohttp", "aiokafka", "cramjam", "prometheus_client", "rich", "torch", "typer")
+_OF_EXTRAS = ("aiohttp", "aiokafka", "cramjam", "isal", "prometheus_client", "rich", "torch", "typer")
 _SUBCOMMANDS = ("consume", "inspect", "diff", "verify", "rebuild", "broker")
 
 

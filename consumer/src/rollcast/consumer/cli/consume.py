@@ -130,8 +130,12 @@ class _EarlySignals:
 
 
 async def _serve(config: ConsumeConfig, early: _EarlySignals) -> None:
+    import torch
+
     from rollcast.consumer.daemon import Daemon
 
+    # The daemon's work has threads already; those of torch would spin for a while after each of its small pieces.
+    torch.set_num_threads(1)
     daemon = Daemon(config)
     loop = asyncio.get_running_loop()
 

@@ -6,17 +6,22 @@ import hashlib
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Self
+
+import numpy as np
 
 TEMP_SUFFIX = ".rollcast.tmp"
 LOCK_NAME = ".rollcast.lock"
 _LOCK_TIMEOUT_S = 10.0
 _LOCK_LOOK_EVERY_S = 0.02
 _BLOCK_BYTES = 1024 * 1024
+_BLOCKS = 4
 
 
 @contextlib.contextmanager
@@ -120,25 +125,23 @@ def sweep(directory: Path) -> list[Path]:
 
 
 class HashingWriter:
-    """Counts bytes, digests them and passes them on to a file; what `torch.save` takes for one.
+    """Counts bytes, digests them and passes them on to a file.
 
-    The digest and the file get them in a thread of its own, while the caller makes the next ones. As a context manager:
-    after it, all is passed on.
+    The digest and the file get them in a thread each, while the caller makes the next ones. As a context manager: after
+    it, all is passed on.
 
     Attributes:
         size: bytes taken.
-        error: the first error of the file, which torch hides behind one of its own.
     """
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._digest = hashlib.sha256()
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="rollcast-write")
-        self._filling, self._passing = bytearray(_BLOCK_BYTES), bytearray(_BLOCK_BYTES)
+        self._threads = tuple(ThreadPoolExecutor(1, f"rollcast-{work}") for work in ("write", "digest"))
+        self._blocks = tuple(np.empty(_BLOCK_BYTES, np.uint8) for _ in range(_BLOCKS))
         self._filled = 0
-        self._passed: Future[None] | None = None
+        self._passing: deque[tuple[Future[object], ...]] = deque()
         self.size = 0
-        self.error: OSError | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -151,48 +154,43 @@ class HashingWriter:
         Raises:
             OSError: the file did not take it.
         """
-        with self._thread:
+        with ExitStack() as ends:
+            for thread in self._threads:
+                ends.enter_context(thread)
             if error is None:
                 self._pass_on()
-                self._wait()
+                self._wait(most=0)
 
-    def write(self, data: Any) -> int:
-        """Takes all of `data`.
+    def write(self, data: bytes | memoryview) -> None:
+        """Takes all of `data`, which is bytes.
 
         Raises:
             OSError: the file did not take what came before.
         """
-        rest = memoryview(data).cast("B")
+        rest = np.frombuffer(data, np.uint8)
         self.size += len(rest)
-        while rest:
+        while len(rest):
             piece = rest[: _BLOCK_BYTES - self._filled]
-            self._filling[self._filled : self._filled + len(piece)] = piece
+            self._blocks[0][self._filled : self._filled + len(piece)] = piece
             self._filled += len(piece)
             rest = rest[len(piece) :]
             if self._filled == _BLOCK_BYTES:
                 self._pass_on()
-        return len(data)
-
-    def flush(self) -> None:
-        """Does nothing: all is passed on at the end."""
 
     def sha256(self) -> str:
         """Returns the digest of what was passed on, hex."""
         return self._digest.hexdigest()
 
     def _pass_on(self) -> None:
-        self._wait()
-        self._passed = self._thread.submit(self._pass, memoryview(self._filling)[: self._filled])
-        self._filling, self._passing, self._filled = self._passing, self._filling, 0
+        block = self._blocks[0][: self._filled].data
+        jobs: tuple[Callable[[memoryview], object], ...] = (self._file.write, self._digest.update)
+        self._passing.append(tuple(thread.submit(job, block) for thread, job in zip(self._threads, jobs, strict=True)))
+        self._blocks = (*self._blocks[1:], self._blocks[0])
+        self._filled = 0
+        self._wait(most=_BLOCKS - 1)
 
-    def _wait(self) -> None:
-        try:
-            if self._passed is not None:
-                self._passed.result()
-        except OSError as exc:
-            self.error = exc
-            raise
-
-    def _pass(self, block: memoryview) -> None:
-        self._file.write(block)
-        self._digest.update(block)
+    def _wait(self, most: int) -> None:
+        """Returns when at most so many blocks are being passed on."""
+        while len(self._passing) > most:
+            for job in self._passing.popleft():
+                job.result()

@@ -9,8 +9,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from rollcast.consumer.config import ConsumeConfig, Layout, fixed_directory
 from rollcast.consumer.layout import DumpFile
 from rollcast.consumer.metrics import Metric
@@ -32,6 +30,7 @@ from rollcast.consumer.store.manifest import Manifest, ManifestFile, manifest_pa
 from rollcast.consumer.store.protocol import Dump, PublishedDump
 from rollcast.consumer.store.reading import kept_at, published_as, tombstone_path, usable
 from rollcast.consumer.store.removal import Removal, remove_files
+from rollcast.consumer.store.saving import save
 from rollcast.consumer.store.steps import AtStep, Step, nothing
 from rollcast.consumer.store.template import MANIFEST_SUFFIX, TOMBSTONE_SUFFIX, PathTemplate
 
@@ -174,7 +173,7 @@ class LocalDumpStore:
         with temporary_beside(path) as (temporary, opened):
             self._at_step(Step.BEGUN)
             with HashingWriter(opened) as writer:
-                _save(file, writer)
+                save(file.content, writer.write)
             sync_file(opened)
             entry = ManifestFile(name=path.name, rank=file.rank, sha256=writer.sha256(), size=writer.size)
             yield _Written(path=path, temporary=temporary, entry=entry)
@@ -249,12 +248,3 @@ class _Written:
     path: Path
     temporary: Path
     entry: ManifestFile
-
-
-def _save(file: DumpFile, writer: HashingWriter) -> None:
-    try:
-        torch.save(file.content, writer)  # type: ignore[arg-type]  # torch needs only write() and flush()
-    except RuntimeError as exc:
-        if writer.error is None:
-            raise
-        raise writer.error from exc

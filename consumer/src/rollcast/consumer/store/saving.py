@@ -1,0 +1,33 @@
+"""A dump's content as the bytes of a file that `torch.load` reads, in the layout of `torch.save`."""
+
+import sys
+from collections.abc import Callable
+
+from rollcast.consumer.store.archive import ALIGNMENT, Archive
+from rollcast.consumer.store.pickled import pickled
+from rollcast.schemas.tensors import tensor_bytes
+
+_FORMAT_VERSION, _ARCHIVE_VERSION = b"1", b"3\n"
+
+
+def save(content: object, write: Callable[[bytes | memoryview], object]) -> None:
+    """Writes the content, in order from the first byte to the last.
+
+    Args:
+        content: as for `pickled`; tensors on the CPU.
+        write: takes the bytes.
+
+    Raises:
+        TypeError: a dump cannot hold that content.
+    """
+    pickle, tensors = pickled(content)
+    archive = Archive(write)
+    archive.add("data.pkl", pickle)
+    archive.add(".format_version", _FORMAT_VERSION)
+    archive.add(".storage_alignment", str(ALIGNMENT).encode())
+    archive.add("byteorder", sys.byteorder.encode())
+    for key, tensor in enumerate(tensors):
+        archive.add(f"data/{key}", tensor_bytes(tensor).numpy().data)
+    archive.add("version", _ARCHIVE_VERSION)
+    archive.add(".data/serialization_id", f"{archive.digest:040}".encode())
+    archive.end()
