@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from fixtures.stored import KEY, MISSING, dump, names, payload_of
-from rollcast.consumer.metrics import Metric
 from rollcast.consumer.rollout import Missing, OffsetSpan
 from rollcast.consumer.store import Dump, LocalDumpStore, Manifest, PublishedDump
 from rollcast.consumer.store.describing import worth_of
@@ -315,26 +314,3 @@ def test_a_full_disk_is_reported_as_such_wherever_it_strikes(
     assert caught.value.errno == errno.ENOSPC
     assert names(tmp_path / "run") == ["7.pt", "7.pt.manifest.json"]
     assert store.published(KEY) == before
-
-
-def test_a_try_that_fails_is_over_only_when_its_tensors_are_not_measured_any_more(tmp_path: Path) -> None:
-    failed, may_measure = threading.Event(), threading.Event()
-
-    def fail(_step: Step) -> None:
-        failed.set()
-        raise OSError(errno.ENOSPC, "no room")
-
-    def measure() -> tuple[Metric, ...]:
-        may_measure.wait()
-        return ()
-
-    store = LocalDumpStore(f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt", at_step=fail)
-    with ThreadPoolExecutor(1) as pool:
-        trying = pool.submit(store.publish, replace(dump(), measure=measure))
-        try:
-            failed.wait()
-            with pytest.raises(TimeoutError):
-                trying.result(0.1)
-        finally:
-            may_measure.set()
-        assert isinstance(trying.exception(), OSError)

@@ -20,7 +20,8 @@ HUGE, DEEP = 2**200, "[" * 1000 + "]" * 1000
 
 
 def manifest(made: Dump) -> Manifest:
-    return manifest_of(made, FILES, made.measure())
+    assert made.measuring is not None
+    return manifest_of(made, FILES, made.measuring.result())
 
 
 def content(**changes: Any) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Metrics of one rollout, from the samples of its dump: float64, response tokens with mask 1, two denominators."""
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -170,15 +170,36 @@ def compute_metrics(samples: Sequence[_Sample]) -> tuple[Metric, ...]:
     Samples with an equal `rollout_ids` value are one rollout; a sample without it is a rollout alone. A sample
     without `loss_masks` counts with every token. Never raises: what cannot be measured is a metric with a `failure`.
     """
-    running = [
-        *(_Running(name, values_of, masked=True) for name, values_of in _PER_TOKEN.items()),
-        *(_Running(name, values_of, masked=False) for name, values_of in _PER_SAMPLE.items()),
-    ]
-    for sample, rollout in zip(samples, _rollouts(samples), strict=True):
-        values = _Values(sample)
-        for metric in running:
-            metric.add(values, rollout)
-    return tuple(metric.result(len(samples)) for metric in running)
+    return Measuring(samples).result()
+
+
+class Measuring:
+    """The metrics of the samples of one dump, as `compute_metrics`, sample by sample.
+
+    Args:
+        samples: of the dump.
+    """
+
+    def __init__(self, samples: Sequence[_Sample]) -> None:
+        self._running = [
+            *(_Running(name, values_of, masked=True) for name, values_of in _PER_TOKEN.items()),
+            *(_Running(name, values_of, masked=False) for name, values_of in _PER_SAMPLE.items()),
+        ]
+        self._count = len(samples)
+        self._left = deque(zip(samples, _rollouts(samples), strict=True))
+
+    def up_to(self, share: float) -> None:
+        """Measures samples until this share of all, at most 1, is measured."""
+        while self._left and self._count - len(self._left) < share * self._count:
+            sample, rollout = self._left.popleft()
+            values = _Values(sample)
+            for metric in self._running:
+                metric.add(values, rollout)
+
+    def result(self) -> tuple[Metric, ...]:
+        """Returns the metrics, of all samples."""
+        self.up_to(1)
+        return tuple(metric.result(self._count) for metric in self._running)
 
 
 def _rollouts(samples: Sequence[_Sample]) -> list[int]:

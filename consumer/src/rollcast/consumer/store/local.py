@@ -4,13 +4,11 @@ import errno
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rollcast.consumer.config import ConsumeConfig, Layout, fixed_directory
-from rollcast.consumer.layout import DumpFile
 from rollcast.consumer.metrics import Metric
 from rollcast.consumer.retention import Retention
 from rollcast.consumer.rollout import RolloutId, RolloutKey
@@ -110,13 +108,10 @@ class LocalDumpStore:
             return better
         base = self._named(self._template.base(dump.rollout.id), dump)
         make_directory(base.parent)
-        # The thread's end is waited for also where a file cannot be written: till then it holds the rollout's tensors.
-        with ThreadPoolExecutor(1, "rollcast-measure") as thread, ExitStack() as stack:
-            measuring = thread.submit(dump.measure)
-            written = [stack.enter_context(self._written(dump, file)) for file in dump.files]
+        with ExitStack() as stack:
+            written = [stack.enter_context(self._written(dump, index)) for index in range(len(dump.files))]
             self._at_step(Step.WRITTEN)
-            # Not under the lock, which other daemons wait for.
-            metrics = measuring.result()
+            metrics = dump.measuring.result() if dump.measuring is not None else ()
             with locked(base.parent):
                 if (better := self._better(dump)) is not None:
                     return better
@@ -164,8 +159,9 @@ class LocalDumpStore:
         return earlier if better_or_equal else None
 
     @contextmanager
-    def _written(self, dump: Dump, file: DumpFile) -> Iterator["_Written"]:
-        """Yields the file, whole and on the disk, under a temporary name."""
+    def _written(self, dump: Dump, index: int) -> Iterator["_Written"]:
+        """Yields a file of the dump, whole and on the disk, under a temporary name."""
+        file = dump.files[index]
         path = self._named(self._template.path(dump.rollout.id, file.rank), dump)
         if path.is_dir():
             # The rename would tell it too, after all of the file was written.
@@ -173,7 +169,10 @@ class LocalDumpStore:
         with temporary_beside(path) as (temporary, opened):
             self._at_step(Step.BEGUN)
             with HashingWriter(opened) as writer:
-                save(file.content, writer.write)
+                for share in save(file.content, writer.write):
+                    # Not in a thread of its own: both would wait for the interpreter lock at every step.
+                    if dump.measuring is not None:
+                        dump.measuring.up_to((index + share) / len(dump.files))
             sync_file(opened)
             entry = ManifestFile(name=path.name, rank=file.rank, sha256=writer.sha256(), size=writer.size)
             yield _Written(path=path, temporary=temporary, entry=entry)

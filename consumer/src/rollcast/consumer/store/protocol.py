@@ -1,13 +1,13 @@
 """The seam between the daemon and the place where dumps are kept."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from rollcast.consumer.config import Layout
 from rollcast.consumer.layout import DumpFile, files_of
-from rollcast.consumer.metrics import Metric, compute_metrics
+from rollcast.consumer.metrics import Measuring
 from rollcast.consumer.rollout import Missing, OffsetSpan, Rollout, RolloutKey
 from rollcast.consumer.store.manifest import Manifest
 from rollcast.schemas import TRAIN_STREAM
@@ -22,7 +22,7 @@ class Dump:
         files: what is kept, at least one file; each has a rank of its own.
         sample_count: samples in all files.
         missing: what it lacks; empty for a complete dump.
-        measure: computes its metrics; CPU work, about as long as writing the files.
+        measuring: computes its metrics; None if it has none.
         gaps: offsets of its partitions that could not be read, where something is missing.
     """
 
@@ -30,7 +30,7 @@ class Dump:
     files: tuple[DumpFile, ...]
     sample_count: int
     missing: Missing
-    measure: Callable[[], tuple[Metric, ...]]
+    measuring: Measuring | None
     gaps: tuple[OffsetSpan, ...] = ()
 
 
@@ -46,7 +46,7 @@ def dump_of(rollout: Rollout, payload: Mapping[str, Any], missing: Missing, layo
         files=files_of(layout, payload, rollout),
         sample_count=len(samples),
         missing=missing,
-        measure=lambda: compute_metrics(samples) if trained else (),
+        measuring=Measuring(samples) if trained else None,
     )
 
 

@@ -1,7 +1,7 @@
 """A dump's content as the bytes of a file that `torch.load` reads, in the layout of `torch.save`."""
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from rollcast.consumer.store.archive import ALIGNMENT, Archive
 from rollcast.consumer.store.pickled import pickled
@@ -10,8 +10,8 @@ from rollcast.schemas.tensors import tensor_bytes
 _FORMAT_VERSION, _ARCHIVE_VERSION = b"1", b"3\n"
 
 
-def save(content: object, write: Callable[[bytes | memoryview], object]) -> None:
-    """Writes the content, in order from the first byte to the last.
+def save(content: object, write: Callable[[bytes | memoryview], object]) -> Iterator[float]:
+    """Writes the content, in order from the first byte to the last; yields after each tensor the share of them written.
 
     Args:
         content: as for `pickled`; tensors on the CPU.
@@ -28,6 +28,7 @@ def save(content: object, write: Callable[[bytes | memoryview], object]) -> None
     archive.add("byteorder", sys.byteorder.encode())
     for key, tensor in enumerate(tensors):
         archive.add(f"data/{key}", tensor_bytes(tensor).numpy().data)
+        yield (key + 1) / len(tensors)
     archive.add("version", _ARCHIVE_VERSION)
     archive.add(".data/serialization_id", f"{archive.digest:040}".encode())
     archive.end()
