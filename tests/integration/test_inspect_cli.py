@@ -14,7 +14,7 @@ import torch
 from fixtures.command import command, one_sentence
 from rollcast.consumer.dump_file import load_dump
 from rollcast.consumer.errors import DumpFileError
-from rollcast.consumer.metrics import Metric, compute_metrics
+from rollcast.consumer.metrics import Measuring, Metric
 from rollcast.consumer.rollout import Missing, OffsetSpan, RolloutId
 from rollcast.consumer.store import Manifest
 from rollcast.consumer.store.manifest import ManifestFile, manifest_path
@@ -159,7 +159,7 @@ def test_inspect_breaks_neither_metric_names_nor_the_digest_on_80_columns(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     path = Path(dump_file(tmp_path / "a.pt"))
-    metrics = compute_metrics(torch.load(path, weights_only=True)["samples"])
+    metrics = Measuring(torch.load(path, weights_only=True)["samples"]).result()
     manifest = write_manifest(path, *metrics, missing=Missing(shards=(1,)))
 
     assert command(monkeypatch, "inspect", str(path)) == 0

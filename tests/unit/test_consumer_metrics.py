@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from rollcast.consumer.metrics import Metric, compute_metrics
+from rollcast.consumer.metrics import Measuring, Metric
 
 NAN, INF = math.nan, math.inf
 
@@ -26,7 +28,7 @@ def sample(
 
 
 def metric(name: str, *samples: dict[str, Any]) -> Metric:
-    return {metric.name: metric for metric in compute_metrics(samples)}[name]
+    return {metric.name: metric for metric in Measuring(samples).result()}[name]
 
 
 def means(measured: Metric) -> tuple[float | None, float | None]:
@@ -67,7 +69,7 @@ def test_when_all_is_masked_there_is_no_mean() -> None:
 
 
 def test_no_samples_have_no_metrics() -> None:
-    assert all(means(measured) == (None, None) for measured in compute_metrics([]))
+    assert all(means(measured) == (None, None) for measured in Measuring([]).result())
 
 
 def test_a_value_outside_the_mask_may_be_anything() -> None:
@@ -164,7 +166,7 @@ def test_bfloat16_and_lists_are_measured_in_double() -> None:
 
 
 def test_the_names_are_those_of_the_contract_and_the_numbers_strict_json() -> None:
-    measured = compute_metrics([sample([NAN, 1], response_lengths=2, advantages=torch.tensor([1.0, INF]))])
+    measured = Measuring([sample([NAN, 1], response_lengths=2, advantages=torch.tensor([1.0, INF]))]).result()
 
     assert [metric.name for metric in measured] == [
         "train_rollout_logprob_abs_diff",
@@ -178,10 +180,33 @@ def test_the_names_are_those_of_the_contract_and_the_numbers_strict_json() -> No
 
 
 def test_a_value_that_cannot_be_measured_costs_its_metric_with_a_reason_and_no_other() -> None:
-    measured = {metric.name: metric for metric in compute_metrics([sample([1.0], rewards=10**400, response_lengths=1)])}
+    samples = [sample([1.0], rewards=10**400, response_lengths=1)]
+    measured = {metric.name: metric for metric in Measuring(samples).result()}
 
     reward = measured.pop("reward")
     assert (means(reward), reward.missing_count) == ((None, None), 1)
     assert "OverflowError" in (reward.failure or "")
     assert means(measured["entropy"]) == (1.0, 1.0)
     assert [metric.name for metric in measured.values() if metric.failure is not None] == []
+
+
+class CountedSample(dict[str, Any]):
+    """A sample that knows whether it was measured."""
+
+    is_measured = False
+
+    def get(self, key: str, default: object = None) -> Any:
+        self.is_measured = self.is_measured or key == "entropy"
+        return super().get(key, default)
+
+
+@given(count=st.integers(0, 9), shares=st.lists(st.floats(0, 1), max_size=5).map(sorted))
+def test_samples_are_measured_share_by_share_to_what_they_are_at_once(count: int, shares: list[float]) -> None:
+    samples = [CountedSample(sample([index, 1.0], rollout=index // 2, rewards=float(index))) for index in range(count)]
+    measuring = Measuring(samples)
+    for share in shares:
+        measuring.up_to(share)
+        measured = [each.is_measured for each in samples]
+        assert sum(measured) == math.ceil(share * count)
+        assert measured == sorted(measured, reverse=True)
+    assert measuring.result() == Measuring(samples).result()

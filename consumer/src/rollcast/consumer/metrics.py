@@ -49,7 +49,14 @@ class Metric:
 
 
 class _Weights(NamedTuple):
-    """Weights of the values of one sample, none negative; without an array each weighs 1."""
+    """Weights of the values of one sample, none negative; without an array each weighs 1.
+
+    Attributes:
+        array: one for each value.
+        total: their sum.
+        tokens: values that weigh something.
+        values: that have a weight, be it 0.
+    """
 
     array: _Floats | None
     total: float
@@ -164,17 +171,11 @@ class _Running:
         return _aggregate(self._name, self._sums.values(), self._missing)
 
 
-def compute_metrics(samples: Sequence[_Sample]) -> tuple[Metric, ...]:
-    """Returns the metrics of the samples of one dump.
+class Measuring:
+    """Computes the metrics of the samples of one dump, sample by sample, beside other work of the same thread.
 
     Samples with an equal `rollout_ids` value are one rollout; a sample without it is a rollout alone. A sample
     without `loss_masks` counts with every token. Never raises: what cannot be measured is a metric with a `failure`.
-    """
-    return Measuring(samples).result()
-
-
-class Measuring:
-    """The metrics of the samples of one dump, as `compute_metrics`, sample by sample.
 
     Args:
         samples: of the dump.
@@ -197,7 +198,7 @@ class Measuring:
                 metric.add(values, rollout)
 
     def result(self) -> tuple[Metric, ...]:
-        """Returns the metrics, of all samples."""
+        """Returns the metrics of all samples, after measuring those that are left."""
         self.up_to(1)
         return tuple(metric.result(self._count) for metric in self._running)
 
