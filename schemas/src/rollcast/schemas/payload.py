@@ -1,4 +1,4 @@
-"""The v2 dump contract: DP shards to one payload for `torch.save`."""
+"""The v2 dump contract: DP shards to one payload, the content of a dump."""
 
 import logging
 from collections.abc import Mapping, Sequence

@@ -239,7 +239,7 @@ def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
         RuntimeError: its storage was cut, and ends before the tensor does.
     """
     if not tensor.is_contiguous():
-        # It checks what a copy does not, and would read beyond the storage.
+        # A copy would read beyond a storage that was cut; this looks whether it reaches so far.
         tensor = tensor.as_strided(tensor.size(), tensor.stride())
     # Not reshaped: of one element any stride is contiguous, and `view` wants 1.
     flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))

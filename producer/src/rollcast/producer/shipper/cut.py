@@ -84,7 +84,7 @@ async def cut(
 
 
 def cut_slot(slot: SamplePart, max_part_bytes: int) -> SlotFrames:
-    """Returns one slot's parts and digest; its tensors are in memory.
+    """Returns the parts and digest of a slot, whose tensors have been brought into memory.
 
     Raises:
         ContractError: no part can hold it, or what it says of itself makes no sense.

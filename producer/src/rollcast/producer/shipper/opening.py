@@ -38,8 +38,8 @@ class Opening:
         """Returns a bundle, claimed, or None if it is on its way with another shipper; begins to open the next one.
 
         Raises:
-            UnusableBundleError: no shipper survives it, or its tensors are not there.
-            SpoolError: it is damaged or was not written by this program.
+            UnusableBundleError: no shipper survives it, or its tensors are missing or not written by this program.
+            SpoolError: its records are damaged.
             OSError: the machine is in trouble, or the bundle has gone.
         """
         is_suspect = self.deaths(path) > 0
