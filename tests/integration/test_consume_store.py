@@ -212,7 +212,7 @@ def test_manifests_survive_the_round_trip(store: LocalDumpStore) -> None:
 
 
 def while_paused(paused: Dump, template: str, do: Callable[[], None]) -> PublishedDump:
-    """Publishes `paused` by a store of its own, and calls `do` while it has begun to write its file."""
+    """Publishes `paused` by a store of its own, and calls `do` when its file is there, under a temporary name."""
     reached, released = threading.Event(), threading.Event()
 
     def pause(step: Step) -> None:

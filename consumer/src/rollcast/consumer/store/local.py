@@ -111,6 +111,7 @@ class LocalDumpStore:
         with ExitStack() as stack:
             written = [stack.enter_context(self._written(dump, index)) for index in range(len(dump.files))]
             self._at_step(Step.WRITTEN)
+            # Not under the lock, which other daemons wait for.
             metrics = dump.measuring.result() if dump.measuring is not None else ()
             with locked(base.parent):
                 if (better := self._better(dump)) is not None:

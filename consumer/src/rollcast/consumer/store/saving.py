@@ -13,6 +13,8 @@ _FORMAT_VERSION, _ARCHIVE_VERSION = b"1", b"3\n"
 def save(content: object, write: Callable[[bytes | memoryview], object]) -> Iterator[float]:
     """Writes the content, in order from the first byte to the last; yields after each tensor the share of them written.
 
+    Nothing is written until this is iterated, and the file is whole only at the end of that.
+
     Args:
         content: as for `pickled`; tensors on the CPU.
         write: takes the bytes.
