@@ -21,7 +21,7 @@ class Verdict:
 
     Attributes:
         path: of its file; of its manifest, if it has several.
-        manifest: that it was checked against; None without a usable one.
+        manifest: that it was checked against, or that the retention has left of it; None without a usable one.
         problem: why it is not sound; None if it is.
         unknown: whether it is no dump, but a file that stood in the way of one and was kept aside.
         shut: whether the problem is only that this user may not read it.
