@@ -92,7 +92,7 @@ def running_broker(
 
     Tried in this order: the address in `ROLLCAST_BOOTSTRAP_SERVERS` (taken as it is; `config` does not reach it),
     a container when a Docker engine answers on this machine, Apache Kafka on a JVM. Blocks while it starts. If that
-    address is a port of this machine on which nobody listens, it is where the broker is meant to be, and is started.
+    address is a port of this machine on which nobody listens, and `config` names no other, one is started there.
 
     Args:
         config: port, folder, memory and Kafka properties of a broker of our own.
