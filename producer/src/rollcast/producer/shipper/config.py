@@ -20,7 +20,7 @@ class ShipperConfig:
         topics: names of the topics.
         security: how to log in.
         max_part_bytes: largest Kafka record.
-        compress_threads: threads that cut and compress, for all spools together.
+        compress_threads: threads that cut and compress, for all spools together; several mostly wait for each other.
         max_ahead_bytes: raw bytes of a spool that may be cut before the client takes them; one sample may be larger.
         max_in_flight_bytes: records of a spool handed to the client and not yet acknowledged.
         max_open_bundles: bundles of a spool that wait for acknowledgements while the next one is sent.
@@ -40,7 +40,7 @@ class ShipperConfig:
     topics: Topics = field(default_factory=Topics)
     security: KafkaSecurity = field(default_factory=KafkaSecurity)
     max_part_bytes: int = DEFAULT_MAX_PART_BYTES
-    compress_threads: int = 2
+    compress_threads: int = 1
     max_ahead_bytes: int = 16 * 1024**2
     max_in_flight_bytes: int = 32 * 1024**2
     max_open_bundles: int = 4

@@ -1,4 +1,4 @@
-"""A bundle to the parts that Kafka gets, slot by slot, in several threads."""
+"""A bundle to the parts that Kafka gets, slot by slot, in threads beside the event loop."""
 
 import asyncio
 import threading
