@@ -358,6 +358,24 @@ def test_a_damaged_bundle_is_a_typed_error(tmp_path: Path, damage: str, how: str
         read_bundle(path)
 
 
+def test_no_flipped_bit_of_the_records_makes_another_bundle(tmp_path: Path) -> None:
+    publisher = spool_publisher(tmp_path)
+    publisher.publish(0, {"response_lengths": [3, 4], "rewards": [0.5, 1.5], "text": ["a", "b"], "partition": [0, 1]})
+    publisher.close(0.2)
+    ((_, path),) = SpoolFolder(tmp_path).bundles()
+    file, whole = path / "records.avro", read_bundle(path)
+    data = file.read_bytes()
+    noticed = 0
+    for place in range(len(data)):
+        file.write_bytes(data[:place] + bytes([data[place] ^ (1 << place % 8)]) + data[place + 1 :])
+        try:
+            assert read_bundle(path) == whole
+        except SpoolError:
+            noticed += 1
+    # The rest names what was in the file before there was a digest, and is read over.
+    assert noticed > len(data) - 40
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

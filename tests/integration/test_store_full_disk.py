@@ -1,7 +1,10 @@
 """Full and failing disks: what was there stays, what was begun goes, and the next try succeeds."""
 
 import errno
+import gc
+import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from fixtures.crashing import store as store_of_several
 from fixtures.frames import ShardSource, frames_of
 from fixtures.installation import Installation, installation, keyed, running, shards, until
 from fixtures.small_disk import small_file_system
-from fixtures.stored import KEY, MISSING, dump
+from fixtures.stored import KEY, MISSING, dump, payload_of
 from rollcast.consumer.broker import Broker
 from rollcast.consumer.store import LocalDumpStore
 from rollcast.consumer.store.files import TEMP_SUFFIX
@@ -51,6 +54,20 @@ def test_on_a_disk_that_is_really_full_nothing_is_lost_and_with_room_it_goes_on(
     filler.unlink()
     assert store.publish(large).manifest.id.attempt == 2
     assert all(verdict.problem is None for verdict in verify(small_disk))
+
+
+def test_what_a_full_disk_did_not_take_is_given_back_at_once(small_disk: Path) -> None:
+    store = LocalDumpStore(f"{small_disk}/{{run_id}}/{{rollout_id}}.pt")
+    too_large = dump(elements=SIZE // 4)
+    tensor = weakref.ref(payload_of(too_large)["samples"][0]["entropy"])
+    gc.disable()
+    try:
+        with suppress(OSError):
+            store.publish(too_large)
+        del too_large
+        assert tensor() is None
+    finally:
+        gc.enable()
 
 
 def _zeros(elements: int) -> list[ShardSource]:

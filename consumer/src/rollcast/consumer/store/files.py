@@ -192,5 +192,5 @@ class HashingWriter:
     def _wait(self, most: int) -> None:
         """Returns when at most so many blocks are being passed on."""
         while len(self._passing) > most:
-            for job in self._passing.popleft():
-                job.result()
+            # Without a variable, by which a failed job, its error and this frame would keep each other and the dump.
+            deque(map(Future.result, self._passing.popleft()), maxlen=0)

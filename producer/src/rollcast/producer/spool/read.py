@@ -3,6 +3,7 @@
 import mmap
 import threading
 from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ TENSORS_NAME = "tensors.safetensors"
 RECORDS_NAME = "records.avro"
 DIGEST_KEY = "rollcast.tensors.xxh3_128"
 """In the metadata of the Avro file: digest of what is behind the head of the tensor file."""
+RECORDS_DIGEST_KEY = "rollcast.records.xxh3_128"
+"""In the metadata of the Avro file: digest of that file as it was with `NO_DIGEST` in its place."""
+NO_DIGEST = b"0" * 32
 HEAD_LENGTH_BYTES = 8
 """A safetensors file begins with the length of its head, in so many bytes."""
 
@@ -125,19 +129,26 @@ def _digest(data: memoryview, given_up: threading.Event | None = None) -> str:
 def _read_records(path: Path) -> tuple[list[SamplePart | DpShard], DpShard, str | None]:
     """Returns the events of the Avro file, the last of them, and the digest that it gives of the tensor file."""
     try:
-        with path.open("rb") as file:
-            reader = fastavro.reader(file, return_record_name=True)
-            events = [_event(item) for item in reader]
-            digest = reader.metadata.get(DIGEST_KEY)
+        data = path.read_bytes()
+        reader = fastavro.reader(BytesIO(data), return_record_name=True)
+        _check_records(data, reader.metadata.get(RECORDS_DIGEST_KEY))
+        events = [_event(item) for item in reader]
+        digest = reader.metadata.get(DIGEST_KEY)
     except FileNotFoundError as exc:
         raise SpoolError(f"{path} is missing") from exc
-    except OSError:
+    except (OSError, SpoolError):
         raise
     except Exception as exc:  # a damaged container makes fastavro raise whatever comes
         raise SpoolError(f"{path} cannot be read: {exc!r}") from exc
     if not events or not isinstance(events[-1], DpShard):
         raise SpoolError(f"{path} does not end with a DpShard")
     return events, events[-1], digest
+
+
+def _check_records(data: bytes, digest: str | None) -> None:
+    # Avro has no check sum: a flipped bit in a plain value is another value.
+    if digest is not None and xxhash.xxh3_128(data.replace(digest.encode(), NO_DIGEST, 1)).hexdigest() != digest:
+        raise SpoolError(f"{RECORDS_NAME} is damaged: its digest is not the one that stands in it")
 
 
 def _event(item: Any) -> SamplePart | DpShard:

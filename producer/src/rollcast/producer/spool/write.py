@@ -7,12 +7,22 @@ import shutil
 from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
+from typing import BinaryIO
 
 import fastavro
+import xxhash
 
 from rollcast.producer.errors import BundleExistsError, SpoolError
 from rollcast.producer.plan import ShardPlan, ShardRecords
-from rollcast.producer.spool.read import DIGEST_KEY, RECORDS_NAME, TENSORS_NAME, record_schema, tensors_digest
+from rollcast.producer.spool.read import (
+    DIGEST_KEY,
+    NO_DIGEST,
+    RECORDS_DIGEST_KEY,
+    RECORDS_NAME,
+    TENSORS_NAME,
+    record_schema,
+    tensors_digest,
+)
 from rollcast.producer.spool.tensor_file import TensorFiles, finish_tensor_file, head_size
 from rollcast.schemas.codec import SPOOL
 from rollcast.schemas.events import SHARD_SLOT, Column, DpShard, SamplePart, TensorSlice
@@ -110,8 +120,9 @@ def commit_bundle(
     # One at a time: thousands of objects at once would have the garbage collector walk through the whole trainer.
     events: Iterator[SamplePart | DpShard] = chain(() if content is None else _slot_records(content, shard), (shard,))
     records = ((f"rollcast.{type(event).__name__}", event_to_avro(event)) for event in events)
-    with (filling / RECORDS_NAME).open("wb") as file:
-        fastavro.writer(file, record_schema(), records, metadata=metadata)
+    with (filling / RECORDS_NAME).open("w+b") as file:
+        fastavro.writer(file, record_schema(), records, metadata=metadata | {RECORDS_DIGEST_KEY: NO_DIGEST.decode()})
+        _add_digest(file)
     for mark in filling.glob(f"{_FILLED}*"):
         mark.unlink()
     if fsync:
@@ -127,6 +138,13 @@ def commit_bundle(
         ) from exc
     if fsync:
         _fsync(committed.parent)
+
+
+def _add_digest(file: BinaryIO) -> None:
+    file.seek(0)
+    data = file.read()
+    file.seek(data.index(NO_DIGEST))
+    file.write(xxhash.xxh3_128(data).hexdigest().encode())
 
 
 def _fsync(path: Path) -> None:
