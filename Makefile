@@ -64,6 +64,7 @@ clean: ## remove the environment and what tools left
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "rollcast needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "installing into $(VENV), once: up to 6 GB, most of it torch, 2 to 4 minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  --constraint constraints.txt --editable '.[producer,consumer,broker,dev]'

@@ -64,10 +64,11 @@ def shown(value: object) -> str:
 
 async def main() -> None:
     """Prints what comes, until it is stopped."""
+    servers = os.environ.get("ROLLCAST_BOOTSTRAP_SERVERS")
+    if not servers:
+        raise SystemExit("set ROLLCAST_BOOTSTRAP_SERVERS to Kafka's address, host:port")
     # No group: it gets all partitions, and commits nothing.
-    consumer = AIOKafkaConsumer(
-        Topics().records, bootstrap_servers=os.environ["ROLLCAST_BOOTSTRAP_SERVERS"], auto_offset_reset="earliest"
-    )
+    consumer = AIOKafkaConsumer(Topics().records, bootstrap_servers=servers, auto_offset_reset="earliest")
     slots = Slots()
     async with consumer:
         async for record in consumer:

@@ -188,6 +188,17 @@ def test_the_command_only_names_a_broker_that_is_not_its_own(broker: Broker) -> 
     assert "not started or stopped here" in explanation
 
 
+@pytest.mark.parametrize("option", [("--port", "29444"), ("--data-dir", "records")])
+def test_the_command_refuses_options_that_do_not_reach_the_named_broker(
+    broker: Broker, option: tuple[str, str]
+) -> None:
+    environment = {**os.environ, "ROLLCAST_BOOTSTRAP_SERVERS": broker.bootstrap_servers}
+    done = subprocess.run([*COMMAND, *option], env=environment, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == 2
+    assert f"do not reach the broker at {broker.bootstrap_servers}" in done.stderr
+    assert done.stdout == ""
+
+
 @pytest.mark.parametrize(
     ("address", "words"),
     [

@@ -124,7 +124,10 @@ def test_a_repeated_rollout_is_refused_in_words_that_do_not_repeat_themselves(tm
     publisher.publish(0, whole_shard(0, 0, 1))
     again = publisher.publish(0, whole_shard(0, 0, 1))
     publisher.close(0.2)
-    assert again.reason == "rank 0 (shard 0): the rollout id is taken: rollout 0 was published before in this attempt"
+    assert again.reason == (
+        "rank 0 (shard 0): the rollout id is taken: rollout 0 was published or dropped before in this attempt; "
+        "use the next id"
+    )
 
 
 def test_a_reason_that_no_event_could_carry_is_made_to_fit(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_one_broken_rank_drops_the_rollout_on_all_with_the_same_reason_and_hangs
         statuses = [status for status, _ in rank["outcomes"]]
         assert statuses == ["published", "dropped", "published", "dropped", "published"]
         assert "rank 3" in rank["outcomes"][1][1]
-        assert "published before" in rank["outcomes"][3][1]
+        assert "published or dropped before" in rank["outcomes"][3][1]
     assert "'log_probs' of sample 0" in broken[3]["outcomes"][1][1]
     reasons: dict[int, list[str | None]] = {0: [], 1: [], 2: [], 3: []}
     for name, path in SpoolFolder(folder / "broken" / "spool").bundles():

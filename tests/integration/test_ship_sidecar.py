@@ -173,7 +173,7 @@ def test_help_tells_every_default(capsys: pytest.CaptureFixture[str]) -> None:
     shown = " ".join(capsys.readouterr().out.split())
     for words in (
         "largest record (default: 921600)",
-        "threads that cut and compress (default: 2)",
+        "threads that cut and compress (default: 1)",
         "(default: rollcast)",
         "(default: --create-topics)",
         "(default: 127.0.0.1)",

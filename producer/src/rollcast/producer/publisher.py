@@ -268,7 +268,9 @@ class Publisher:
             if not isinstance(rollout_data, Mapping):
                 raise RolloutDataError(f"rollout_data is a {type(rollout_data).__name__}; it must be a mapping")
             if name.rollout_id in self._seen:
-                raise RolloutDataError(f"rollout {name.rollout_id} was published before in this attempt")
+                raise RolloutDataError(
+                    f"rollout {name.rollout_id} was published or dropped before in this attempt; use the next id"
+                )
             context_layout = ContextLayout(self._config.context_parallel_layout)
             plan = make_plan(rollout_data, self._layout, context_layout=context_layout, in_place=in_place)
             if len(plan.records.positions) * _CLOSING_BYTES_A_SLOT > self._config.max_part_bytes:

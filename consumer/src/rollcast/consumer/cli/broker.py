@@ -43,6 +43,8 @@ def broker(
                     f"nothing answers at {running.bootstrap_servers}, which {BOOTSTRAP_VARIABLE} names; start that "
                     "broker, or unset the variable to get one here"
                 )
+            if isinstance(running, ExternalBroker):
+                _refuse_options(running, port, data_dir)
             typer.echo(running.bootstrap_servers)
             if running.kind == "external":
                 typer.echo(f"This is {running.description}; it is used as it is, not started or stopped here.")
@@ -57,6 +59,14 @@ def broker(
     except BrokerError as error:
         _report(f"rollcast broker: {error}")
         raise typer.Exit(2) from None
+
+
+def _refuse_options(named: ExternalBroker, port: int | None, data_dir: Path | None) -> None:
+    if data_dir is not None or (port is not None and not named.bootstrap_servers.endswith(f":{port}")):
+        raise BrokerError(
+            f"--port and --data-dir do not reach the broker at {named.bootstrap_servers}, which {BOOTSTRAP_VARIABLE} "
+            "names; leave them out, or unset the variable to get one here"
+        )
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
