@@ -65,10 +65,15 @@ def test_the_mode_of_a_dump_follows_the_umask(store: LocalDumpStore) -> None:
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-def test_a_newer_attempt_replaces_and_the_older_dump_is_kept_aside(store: LocalDumpStore, tmp_path: Path) -> None:
+def test_a_newer_attempt_replaces_and_the_older_dump_is_kept_aside(
+    store: LocalDumpStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     old = store.publish(dump(attempt=1))
 
-    new = store.publish(dump(attempt=3))
+    with caplog.at_level("INFO", logger="rollcast"):
+        new = store.publish(dump(attempt=3))
+
+    assert [f"a newer attempt takes the name of {new.path}; what it had stays as 7.attempt-1.pt"] == caplog.messages
 
     assert names(tmp_path / "run") == [
         "7.attempt-1.pt",

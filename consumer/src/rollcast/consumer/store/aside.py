@@ -33,6 +33,7 @@ def keep_aside(template: PathTemplate, base: Path, manifest: Manifest) -> None:
         files.append(replace(file, name=aside.name))
     text = replace(manifest, files=tuple(files)).to_json().encode()
     write_durably(manifest_path(template.beside(base, word)), lambda file: file.write(text))
+    _log.info("a newer attempt takes the name of %s; what it had stays as %s", base, template.beside(base, word).name)
 
 
 def keep_unknown(template: PathTemplate, path: Path, sha256: str) -> None:
