@@ -378,7 +378,7 @@ async def test_a_bundle_whose_tensors_a_disk_has_damaged_is_set_aside_and_announ
     _, (_, damaged) = SpoolFolder(tmp_path).bundles()
     _flip_the_last_bit(damaged)
     with pytest.raises(UnusableBundleError) as unusable:
-        check_tensors(read_bundle(damaged))
+        check_tensors(read_bundle(damaged), threading.Event())
     assert unusable.value.shard == read_closing_event(damaged)
     with shipper(tmp_path, _config(broker, topics)) as ship:
         await ship.run()

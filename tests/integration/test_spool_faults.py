@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -159,7 +160,7 @@ def test_a_flipped_bit_on_the_disk_is_found_out(tmp_path: Path, byte: str) -> No
     content[head if byte == "first" else -1] ^= 0x10
     file.write_bytes(content)
     with pytest.raises(SpoolError, match="is damaged: its digest"):
-        check_tensors(read_bundle(path))
+        check_tensors(read_bundle(path), threading.Event())
 
 
 def test_a_spool_removed_under_the_trainer_switches_publishing_off_with_one_error(

@@ -213,15 +213,7 @@ def _unplaced(column: Column) -> Column:
     if not isinstance(placed, PlacedSlice):
         return column
     codec, data = compress(placed.data, item_bytes(placed.dtype))
-    piece = TensorSlice(
-        dtype=placed.dtype,
-        shape=placed.shape,
-        total_bytes=placed.total_bytes,
-        offset=placed.offset,
-        slice_bytes=placed.slice_bytes,
-        codec=codec,
-        data=bytes(data),
-    )
+    piece = placed.another(offset=placed.offset, slice_bytes=placed.slice_bytes, codec=codec, data=bytes(data))
     return Column(column.name, column.leaf, piece)
 
 

@@ -41,6 +41,22 @@ class TensorSlice:
     data: bytes | memoryview
     base: int | None = None
 
+    def another(
+        self, *, offset: int, slice_bytes: int, codec: str, data: bytes | memoryview, base: int | None = None
+    ) -> "TensorSlice":
+        """Returns another slice of the same tensor."""
+        # Not by `replace`, which takes five times as long: each column of each sample needs several.
+        return TensorSlice(
+            dtype=self.dtype,
+            shape=self.shape,
+            total_bytes=self.total_bytes,
+            offset=offset,
+            slice_bytes=slice_bytes,
+            codec=codec,
+            data=data,
+            base=base,
+        )
+
 
 Scalar: TypeAlias = None | bool | int | float | str | bytes
 PlainValue: TypeAlias = "Scalar | TensorRef | list[PlainValue] | tuple[PlainValue, ...] | dict[PlainValue, PlainValue]"

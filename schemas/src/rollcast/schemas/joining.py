@@ -149,19 +149,9 @@ class _Filling:
 
     @property
     def column(self) -> Column:
-        return Column(
-            self._name,
-            self._leaf,
-            TensorSlice(
-                dtype=self._announced.dtype,
-                shape=self._announced.shape,
-                total_bytes=self._announced.total_bytes,
-                offset=0,
-                slice_bytes=self._announced.total_bytes,
-                codec=RAW,
-                data=self._place if self._place is not None else self._buffer.data,
-            ),
-        )
+        data = self._place if self._place is not None else self._buffer.data
+        whole = self._announced.another(offset=0, slice_bytes=self._announced.total_bytes, codec=RAW, data=data)
+        return Column(self._name, self._leaf, whole)
 
     def add(self, piece: TensorSlice, earlier: Sequence[Bytes | None]) -> Bytes:
         """Decodes the next slice into its place and returns that; `earlier` as in `decode_slice_into`."""

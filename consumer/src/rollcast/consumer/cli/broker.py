@@ -38,13 +38,8 @@ def broker(
     try:
         config = BrokerConfig(port=port, data_dir=data_dir, heap_mb=heap_mb)
         with running_broker(config, report=_report) as running:
-            if isinstance(running, ExternalBroker) and not running.answers():
-                raise BrokerError(
-                    f"nothing answers at {running.bootstrap_servers}, which {BOOTSTRAP_VARIABLE} names; start that "
-                    "broker, or unset the variable to get one here"
-                )
             if isinstance(running, ExternalBroker):
-                _refuse_options(running, port, data_dir)
+                _check_named(running, port, data_dir)
             typer.echo(running.bootstrap_servers)
             if running.kind == "external":
                 typer.echo(f"This is {running.description}; it is used as it is, not started or stopped here.")
@@ -61,7 +56,12 @@ def broker(
         raise typer.Exit(2) from None
 
 
-def _refuse_options(named: ExternalBroker, port: int | None, data_dir: Path | None) -> None:
+def _check_named(named: ExternalBroker, port: int | None, data_dir: Path | None) -> None:
+    if not named.answers():
+        raise BrokerError(
+            f"nothing answers at {named.bootstrap_servers}, which {BOOTSTRAP_VARIABLE} names; start that broker, or "
+            "unset the variable to get one here"
+        )
     if data_dir is not None or (port is not None and not named.bootstrap_servers.endswith(f":{port}")):
         raise BrokerError(
             f"--port and --data-dir do not reach the broker at {named.bootstrap_servers}, which {BOOTSTRAP_VARIABLE} "

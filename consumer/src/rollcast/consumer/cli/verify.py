@@ -73,6 +73,7 @@ def verify(
 
 def _remedies(bad: "Iterable[Verdict]") -> list[str]:
     """Returns the commands that make these dumps again, of those that are known to have come by way of Kafka."""
+    from rollcast.consumer.store.template import DUMP_SUFFIX
     from rollcast.consumer.verification import is_folder
 
     known: defaultdict[str, set[int]] = defaultdict(set)
@@ -84,7 +85,7 @@ def _remedies(bad: "Iterable[Verdict]") -> list[str]:
         rollout = verdict.manifest.id if verdict.manifest is not None else None
         if rollout is None or not rollout.run_id.isprintable():
             # Of a file that has no manifest, nothing says that it came by way of Kafka.
-            unknown |= rollout is not None or (verdict.has_bad_manifest and ".pt" in verdict.path.suffixes)
+            unknown |= rollout is not None or (verdict.has_bad_manifest and DUMP_SUFFIX in verdict.path.suffixes)
         elif rollout.stream == TRAIN_STREAM:
             known[rollout.run_id].add(rollout.rollout_id)
     which = [(shlex.quote(run_id), span) for run_id in sorted(known) for span in _spans(known[run_id])]

@@ -61,7 +61,7 @@ class _Pickling:
         self.pieces: list[bytes] = []
         self.tensors: list[torch.Tensor] = []
         self._references: dict[bytes, bytes] = {}
-        self._layouts: dict[tuple[torch.dtype, torch.Size], bytes] = {}
+        self._places: dict[tuple[torch.dtype, torch.Size], bytes] = {}
 
     def add(self, value: Any) -> None:
         kind = type(value)
@@ -101,9 +101,9 @@ class _Pickling:
         once, key, storage = self._once, str(len(self.tensors)), _STORAGES.get(tensor.dtype)
         self.tensors.append(tensor)
         kind = (tensor.dtype, tensor.shape)
-        layout = self._layouts.get(kind)
-        if layout is None:
-            layout = self._layouts[kind] = _layout(tensor)
+        place = self._places.get(kind)
+        if place is None:
+            place = self._places[kind] = _place(tensor)
         # rebuild(("storage", type, key, location, elements), offset, size, stride, requires_grad, hooks[, dtype])
         self.pieces += (
             once(_global("torch._utils", "_rebuild_tensor_v2" if storage else "_rebuild_tensor_v3")),
@@ -112,7 +112,7 @@ class _Pickling:
             once(_global("torch", storage) if storage else _global("torch.storage", "UntypedStorage")),
             _text(key),
             once(_text("cpu")),
-            layout,
+            place,
             once(_global("collections", "OrderedDict")),
             b")R",
             b"" if storage else once(_global(*str(tensor.dtype).split("."))),
@@ -129,7 +129,7 @@ class _Pickling:
         return piece + b"r" + number
 
 
-def _layout(tensor: torch.Tensor) -> bytes:
+def _place(tensor: torch.Tensor) -> bytes:
     elements = tensor.numel() if tensor.dtype in _STORAGES else tensor.nbytes
     stride = torch.empty(tensor.shape, device="meta").stride()
     shape = _by_library(tuple(tensor.shape))

@@ -5,9 +5,9 @@ import errno
 import os
 import shutil
 from collections.abc import Iterator
+from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
 
 import fastavro
 import xxhash
@@ -120,9 +120,9 @@ def commit_bundle(
     # One at a time: thousands of objects at once would have the garbage collector walk through the whole trainer.
     events: Iterator[SamplePart | DpShard] = chain(() if content is None else _slot_records(content, shard), (shard,))
     records = ((f"rollcast.{type(event).__name__}", event_to_avro(event)) for event in events)
-    with (filling / RECORDS_NAME).open("w+b") as file:
-        fastavro.writer(file, record_schema(), records, metadata=metadata | {RECORDS_DIGEST_KEY: NO_DIGEST.decode()})
-        _add_digest(file)
+    file = BytesIO()
+    fastavro.writer(file, record_schema(), records, metadata=metadata | {RECORDS_DIGEST_KEY: NO_DIGEST.decode()})
+    (filling / RECORDS_NAME).write_bytes(_with_digest(file.getvalue()))
     for mark in filling.glob(f"{_FILLED}*"):
         mark.unlink()
     if fsync:
@@ -140,11 +140,8 @@ def commit_bundle(
         _fsync(committed.parent)
 
 
-def _add_digest(file: BinaryIO) -> None:
-    file.seek(0)
-    data = file.read()
-    file.seek(data.index(NO_DIGEST))
-    file.write(xxhash.xxh3_128(data).hexdigest().encode())
+def _with_digest(records: bytes) -> bytes:
+    return records.replace(NO_DIGEST, xxhash.xxh3_128(records).hexdigest().encode(), 1)
 
 
 def _fsync(path: Path) -> None:
