@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Sequence
+from asyncio.subprocess import Process
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -211,16 +213,37 @@ def test_missing_topics_that_may_not_be_created_are_one_sentence(
     assert f"topics {prefix}.records, {prefix}.metrics" in one_sentence(capsys)
 
 
-async def test_the_daemon_in_its_own_process_writes_a_dump_and_stops_on_sigterm(broker: Broker, tmp_path: Path) -> None:
-    prefix = f"test-{uuid.uuid4().hex[:12]}"
+@asynccontextmanager
+async def daemon_process(*arguments: str, bootstrap_servers: str | None = None) -> AsyncIterator[Process]:
+    """Yields `rollcast consume` in a process of its own, with that address in its environment; none is left."""
+    named = {} if bootstrap_servers is None else {"ROLLCAST_BOOTSTRAP_SERVERS": bootstrap_servers}
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "rollcast.consumer.cli", "consume"),
-        *("--dump-path", f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt"),
-        *("--topic-prefix", prefix, "--group", prefix, "--http-port", "0"),
-        env={**os.environ, "ROLLCAST_BOOTSTRAP_SERVERS": broker.bootstrap_servers},
+        *(sys.executable, "-m", "rollcast.consumer.cli", "consume", *arguments),
+        env={**os.environ, **named},
         stderr=asyncio.subprocess.PIPE,
     )
     try:
+        yield process
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+async def log_to_its_end(process: Process) -> str:
+    """Stops a daemon by SIGTERM; returns what it wrote since it was last read."""
+    process.send_signal(signal.SIGTERM)
+    async with asyncio.timeout(30):
+        return (await process.communicate())[1].decode()
+
+
+async def test_the_daemon_in_its_own_process_writes_a_dump_and_stops_on_sigterm(broker: Broker, tmp_path: Path) -> None:
+    prefix = f"test-{uuid.uuid4().hex[:12]}"
+    async with daemon_process(
+        *("--dump-path", f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt"),
+        *("--topic-prefix", prefix, "--group", prefix, "--http-port", "0"),
+        bootstrap_servers=broker.bootstrap_servers,
+    ) as process:
         assert process.stderr is not None
         read_line = process.stderr.readline
         while not (served := re.search(rb"metrics and health at (http://127.0.0.1:[0-9]+)", line := await read_line())):
@@ -235,13 +258,7 @@ async def test_the_daemon_in_its_own_process_writes_a_dump_and_stops_on_sigterm(
         await read_until(broker.bootstrap_servers, f"{prefix}.dumps", lambda events: len(events) == 1)
         async with aiohttp.ClientSession(served[1].decode()) as session, session.get("/healthz") as response:
             assert (response.status, await response.text()) == (200, "ok\n")
-        process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(30):
-            log = (await process.communicate())[1].decode()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        log = await log_to_its_end(process)
 
     assert process.returncode == 0
     assert "6 samples in 8 parts" in log
@@ -259,41 +276,23 @@ async def test_samples_without_an_order_are_told_once_a_run_and_not_with_every_r
         ]
         await installed.send(keyed(run_id, rollout_id, frames_of(run_id, 1, rollout_id, sources)))
     config = installed.config
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "rollcast.consumer.cli", "consume", "--bootstrap", config.bootstrap_servers),
-        *("--dump-path", config.dump_path, "--topic-prefix", config.group_id, "--group", config.group_id),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
+    async with daemon_process(
+        *("--bootstrap", config.bootstrap_servers, "--dump-path", config.dump_path),
+        *("--topic-prefix", config.group_id, "--group", config.group_id),
+    ) as process:
         await installed.dumps(len(rollouts))
-        process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(30):
-            log = (await process.communicate())[1].decode()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        log = await log_to_its_end(process)
 
     told = re.findall(r"run '(.)' rollout \d+: not every sample has a rollout_position", log)
     assert sorted(told) == ["a", "b"]
 
 
 async def test_a_signal_while_the_daemon_still_starts_is_a_graceful_stop(tmp_path: Path) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "rollcast.consumer.cli", "consume"),
-        *("--bootstrap", NOBODY, "--dump-path", f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt"),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    try:
+    path = f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt"
+    async with daemon_process("--bootstrap", NOBODY, "--dump-path", path) as process:
         assert process.stderr is not None
         assert b"starting" in await process.stderr.readline()
-        process.send_signal(signal.SIGTERM)
-        async with asyncio.timeout(30):
-            log = (await process.communicate())[1].decode()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
+        log = await log_to_its_end(process)
 
     assert process.returncode == 0, log
     assert "stopping" in log
