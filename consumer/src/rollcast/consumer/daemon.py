@@ -54,9 +54,6 @@ class Daemon:
     Args:
         config: its settings.
         store: keeps the dumps; by default local files at `config.dump_path`.
-
-    Raises:
-        TemplateError: `config.dump_path` is not a usable template.
     """
 
     def __init__(self, config: ConsumeConfig, *, store: DumpStore | None = None) -> None:

@@ -14,7 +14,7 @@ from rollcast.consumer.errors import DumpFileError, ShutFileError
 from rollcast.consumer.store.files import file_sha256
 from rollcast.consumer.store.manifest import Manifest, ManifestFile, manifest_path
 from rollcast.consumer.store.reading import parse_manifest, usable
-from rollcast.consumer.store.template import MANIFEST_SUFFIX
+from rollcast.consumer.template import MANIFEST_SUFFIX
 
 
 def load_dump(path: Path) -> dict[str, Any]:

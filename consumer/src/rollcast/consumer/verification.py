@@ -11,7 +11,7 @@ from rollcast.consumer.store.aside import unknown_digest
 from rollcast.consumer.store.files import file_sha256
 from rollcast.consumer.store.manifest import Manifest
 from rollcast.consumer.store.reading import parse_manifest, tombstone_path, usable
-from rollcast.consumer.store.template import DUMP_SUFFIX, MANIFEST_SUFFIX
+from rollcast.consumer.template import DUMP_SUFFIX, MANIFEST_SUFFIX
 from rollcast.schemas import TRAIN_STREAM
 
 

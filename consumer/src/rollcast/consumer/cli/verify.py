@@ -73,7 +73,7 @@ def verify(
 
 def _remedies(bad: "Iterable[Verdict]") -> list[str]:
     """Returns the commands that make these dumps again, of those that are known to have come by way of Kafka."""
-    from rollcast.consumer.store.template import DUMP_SUFFIX
+    from rollcast.consumer.template import DUMP_SUFFIX
     from rollcast.consumer.verification import is_folder
 
     known: defaultdict[str, set[int]] = defaultdict(set)
