@@ -106,6 +106,10 @@ class ShutFileError(DumpFileError):
     """A file that this user may not read, so that nothing is known of it."""
 
 
+class NoDumpError(DumpFileError):
+    """A torch file of something else; not a dump that was damaged, since what tells so has its checksum."""
+
+
 class ConsumeError(ConsumerError):
     """Kafka refused something for good, such as a missing permission."""
 

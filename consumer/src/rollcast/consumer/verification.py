@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollcast.consumer.dump_file import check_against, described_in, load_dump, samples_of
-from rollcast.consumer.errors import DumpFileError, ShutFileError
+from rollcast.consumer.errors import DumpFileError, NoDumpError, ShutFileError
 from rollcast.consumer.store.aside import unknown_digest
 from rollcast.consumer.store.files import file_sha256
 from rollcast.consumer.store.manifest import Manifest
@@ -24,6 +24,7 @@ class Verdict:
         manifest: that it was checked against, or that the retention has left of it; None without a usable one.
         problem: why it is not sound; None if it is.
         unknown: whether it is no dump, but a file that stood in the way of one and was kept aside.
+        foreign: whether the problem is only that it is something else than a dump, of which no manifest tells.
         shut: whether the problem is only that this user may not read it.
         has_bad_manifest: whether there is a manifest that cannot be used, so that it came by way of Kafka.
     """
@@ -32,6 +33,7 @@ class Verdict:
     manifest: Manifest | None
     problem: str | None = None
     unknown: bool = False
+    foreign: bool = False
     shut: bool = False
     has_bad_manifest: bool = False
 
@@ -53,7 +55,7 @@ def verify(path: Path) -> Iterator[Verdict]:
     A dump is sound if every file has the size and SHA-256 of its manifest, loads without running code, and holds the
     rollout and the numbers of samples and shards that the manifest tells. A file that no manifest describes is not,
     unless the store has kept it aside under the name of its digest, and it still has that; what can be told of one is
-    whether it loads. Nothing is changed.
+    whether it loads, and whether it is something else than a dump. Nothing is changed.
     """
     if is_folder(path):
         yield from _verify_below(path)
@@ -134,7 +136,8 @@ def _verify_without_manifest(path: Path) -> Verdict:
     try:
         samples = len(samples_of(load_dump(path)))
     except DumpFileError as exc:
-        return Verdict(path, None, f"{exc}; no manifest describes it", shut=isinstance(exc, ShutFileError))
+        shut, foreign = isinstance(exc, ShutFileError), isinstance(exc, NoDumpError)
+        return Verdict(path, None, f"{exc}; no manifest describes it", shut=shut, foreign=foreign)
     return Verdict(
         path,
         None,
