@@ -163,8 +163,8 @@ async def test_a_kafka_that_never_answered_is_told_with_its_address_since_when_a
     since = (
         r"Kafka at 127\.0\.0\.1:1 has not let it in since it started \d+ s ago \(\d+ s ago: .*Connect call failed.*\)"
     )
-    check = ": check that it runs, that --bootstrap is its address as seen from this machine, and "
-    assert re.fullmatch(f"{since}{check}ROLLCAST_SECURITY_PROTOCOL\n", text)
+    check = ": check that it runs, that bootstrap_servers (--bootstrap) is its address as seen from this machine, and "
+    assert re.fullmatch(f"{since}{re.escape(check)}ROLLCAST_SECURITY_PROTOCOL\n", text)
 
 
 async def test_a_kafka_that_answers_later_is_found_before_a_spool_comes(
