@@ -48,7 +48,7 @@ def describe(event: SamplePart | DpShard, slots: Slots) -> str | None:
     """Returns a line on the sample or the shard that is whole with this event; None if nothing is."""
     where = f"{event.run_id} attempt {event.attempt} rollout {event.rollout_id} shard {event.data_parallel_rank}"
     if isinstance(event, DpShard):
-        end = f"closed, {event.sample_count} samples" if event.dropped_reason is None else event.dropped_reason
+        end = f"closed, sample_count {event.sample_count}" if event.dropped_reason is None else event.dropped_reason
         return f"{where} of {event.data_parallel_size}: {end}"
     columns = slots.add(event)
     if columns is None:

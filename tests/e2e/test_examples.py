@@ -95,7 +95,7 @@ def _lines_of_the_reader(bootstrap_servers: str, count: int) -> list[str]:
 def _expected_lines(source: ShardSource) -> list[str]:
     data, where = source.rollout_data, f"run attempt 3 rollout 7 shard {source.data_parallel_rank}"
     own = f"partition {data['partition']!r}, raw_reward [1.0, 2.0]"
-    lines = [f"{where} of 2: closed, 3 samples", f"{where} shard's own: {own}"]
+    lines = [f"{where} of 2: closed, sample_count 3", f"{where} shard's own: {own}"]
     for slot, position in enumerate(data["partition"]):
         length = data["response_lengths"][slot]
         lines.append(

@@ -222,7 +222,7 @@ def test_missing_topics_that_may_not_be_created_are_one_sentence(
     arguments = ["--bootstrap", broker.bootstrap_servers, "--dump-path", f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt"]
 
     assert command(monkeypatch, "consume", *arguments, "--no-create-topics", "--topic-prefix", prefix) == 2
-    assert f"topics {prefix}.records, {prefix}.metrics" in one_sentence(capsys)
+    assert f"4 topics missing at {broker.bootstrap_servers}: {prefix}.records, {prefix}.metrics" in one_sentence(capsys)
 
 
 @asynccontextmanager

@@ -182,7 +182,7 @@ def test_inspect_breaks_neither_metric_names_nor_the_digest_on_80_columns(
     assert [metric.name for metric in metrics if metric.name not in shown] == []
     assert "rollouts" in shown
     assert "missing" in shown.rpartition("metrics")[2]
-    assert "no closing event of 1 shards" in shown
+    assert "no closing event of 1 shard (" in shown
     assert "Missing(" not in shown
 
 

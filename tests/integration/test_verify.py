@@ -56,7 +56,7 @@ def test_all_dumps_below_a_folder_are_verified(
         f"ok   {folder}/run/2.incomplete.pt",
     ]
     assert "2 samples, 0 shards" in lines[1]
-    assert "incomplete: 1 slots are not whole" in lines[3]
+    assert "incomplete: 1 slot not whole" in lines[3]
 
 
 @pytest.mark.parametrize("name", ["run/1.pt", "run/1.pt.manifest.json", "other/run/3_4.pt", "run/1.attempt-1.pt"])

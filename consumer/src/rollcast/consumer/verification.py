@@ -13,6 +13,7 @@ from rollcast.consumer.store.manifest import Manifest
 from rollcast.consumer.store.reading import parse_manifest, tombstone_path, usable
 from rollcast.consumer.template import DUMP_SUFFIX, MANIFEST_SUFFIX
 from rollcast.schemas import TRAIN_STREAM
+from rollcast.schemas.sizes import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +142,8 @@ def _verify_without_manifest(path: Path) -> Verdict:
     return Verdict(
         path,
         None,
-        f"no manifest describes it, as none does what a trainer writes inline; it loads, with {samples} samples, but "
-        "nothing tells whether they are the right ones",
+        f"no manifest describes it, as none does what a trainer writes inline; it loads, with "
+        f"{counted(samples, 'sample')}, but nothing tells whether they are the right ones",
     )
 
 
@@ -180,6 +181,6 @@ def _check(beside: Path, manifest: Manifest) -> None:
     if shut is not None:
         raise shut
     if samples != manifest.samples:
-        raise DumpFileError(f"it has {samples} samples, its manifest tells of {manifest.samples}")
+        raise DumpFileError(f"it has {counted(samples, 'sample')}, its manifest tells of {manifest.samples}")
     if shards != manifest.shards and manifest.id.stream == TRAIN_STREAM:
-        raise DumpFileError(f"it has {shards} shards, its manifest tells of {manifest.shards}")
+        raise DumpFileError(f"it has {counted(shards, 'shard')}, its manifest tells of {manifest.shards}")

@@ -12,6 +12,7 @@ import typer
 
 from rollcast.consumer.cli.log import show_warnings
 from rollcast.schemas import TRAIN_STREAM
+from rollcast.schemas.sizes import counted
 
 if TYPE_CHECKING:
     from rollcast.consumer.verification import Verdict
@@ -112,5 +113,5 @@ def _summary(verdict: "Verdict") -> str:
     manifest = verdict.manifest
     if manifest is None:
         return ""
-    counts = f"{manifest.samples} samples, {manifest.shards} shards, {manifest.file_bytes} bytes"
+    counts = f"{counted(manifest.samples, 'sample')}, {counted(manifest.shards, 'shard')}, {manifest.file_bytes} bytes"
     return f"{counts}; incomplete: {manifest.missing}" if manifest.missing else counts
