@@ -6,12 +6,14 @@ README says how to run it.
 """
 
 import asyncio
+import logging
 import os
 from collections import defaultdict
 from typing import Any
 
 import torch
 from aiokafka import AIOKafkaConsumer
+from aiokafka.errors import KafkaConnectionError
 
 from rollcast.schemas import SHARD_SLOT, TRAIN_STREAM, ContractError, DpShard, SamplePart, Topics, decode
 from rollcast.schemas.joining import join, unpack_large_values
@@ -48,7 +50,7 @@ def describe(event: SamplePart | DpShard, slots: Slots) -> str | None:
     """Returns a line on the sample or the shard that is whole with this event; None if nothing is."""
     where = f"{event.run_id} attempt {event.attempt} rollout {event.rollout_id} shard {event.data_parallel_rank}"
     if isinstance(event, DpShard):
-        end = f"closed, {event.sample_count} samples" if event.dropped_reason is None else event.dropped_reason
+        end = f"closed, sample_count {event.sample_count}" if event.dropped_reason is None else event.dropped_reason
         return f"{where} of {event.data_parallel_size}: {end}"
     columns = slots.add(event)
     if columns is None:
@@ -70,7 +72,10 @@ async def main() -> None:
     # No group: it gets all partitions, and commits nothing.
     consumer = AIOKafkaConsumer(Topics().records, bootstrap_servers=servers, auto_offset_reset="earliest")
     slots = Slots()
-    async with consumer:
+    # It would tell of a Kafka that does not answer, too.
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    try:
+        await consumer.start()
         async for record in consumer:
             where = f"{record.topic}[{record.partition}]@{record.offset}"
             try:
@@ -82,6 +87,10 @@ async def main() -> None:
             except ContractError as error:
                 # A stranger's record, or a damaged one: the next one may be good.
                 print(f"{where} is not used: {error}", flush=True)
+    except KafkaConnectionError:
+        raise SystemExit(f"no Kafka answers at {servers}") from None
+    finally:
+        await consumer.stop()
 
 
 if __name__ == "__main__":

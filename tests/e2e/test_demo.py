@@ -1,14 +1,17 @@
 """The whole pipeline on eight real ranks and a real Kafka: the demo as a user runs it, and Kafka killed under it."""
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
+from fixtures.waiting import wait_until
 from rollcast.consumer.broker import Broker, JvmBroker
 from rollcast_demo.compare import DumpPair, await_dumps, compare
 from rollcast_demo.config import Event, TrainerConfig
@@ -44,6 +47,32 @@ def test_the_demo_verifies_every_dump_of_both_layouts(broker: Broker, tmp_path: 
         rollouts = [sample["rollout_ids"] for sample in payload["samples"]]
         assert len(set(rollouts)) < len(rollouts), "no rollout of several samples"
     assert not list(output.rglob("*.tmp"))
+
+
+def test_ctrl_c_while_the_ranks_start_is_one_line_and_leaves_no_process(broker: Broker, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "rollcast_demo", f"--output={tmp_path}", f"--bootstrap={broker.bootstrap_servers}"]
+    demo = subprocess.Popen(
+        command,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    children: list[psutil.Process] = []
+
+    def is_importing() -> bool:
+        children[:] = psutil.Process(demo.pid).children(recursive=True)
+        return any("multiprocessing.forkserver" in " ".join(child.cmdline()) for child in children)
+
+    wait_until(is_importing)
+    # To all of them, as a terminal does.
+    os.killpg(demo.pid, signal.SIGINT)
+    told, _ = demo.communicate(timeout=60)
+    first, *others = told.splitlines()
+    assert first.startswith("Kafka at ")
+    assert (demo.returncode, others) == (130, ["Stopped."])
+    assert psutil.wait_procs(children, timeout=30)[1] == []
 
 
 def test_a_kafka_killed_and_restarted_in_mid_run_loses_nothing(own_broker: JvmBroker, tmp_path: Path) -> None:

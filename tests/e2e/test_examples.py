@@ -28,6 +28,7 @@ from rollcast_demo.daemon import running_daemon
 pytestmark = pytest.mark.timeout(300)
 
 _ROOT = Path(__file__).parents[2]
+_READER = [sys.executable, str(_ROOT / "docs" / "examples" / "read_samples.py")]
 
 
 def _command_of_the_readme() -> list[str]:
@@ -81,10 +82,15 @@ def test_four_ranks_under_torchrun_become_one_dump_of_what_they_held(own_broker:
     assert not differences(load_dump(dump), build_dump_payload(shards, rollout_id=0, writer_rank=0))
 
 
+def test_a_reader_whose_kafka_does_not_answer_ends_with_a_line_that_names_it() -> None:
+    environment = {**os.environ, BOOTSTRAP_VARIABLE: "127.0.0.1:1"}
+    done = subprocess.run(_READER, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "no Kafka answers at 127.0.0.1:1\n")
+
+
 def _lines_of_the_reader(bootstrap_servers: str, count: int) -> list[str]:
-    command = [sys.executable, str(_ROOT / "docs" / "examples" / "read_samples.py")]
     environment = {**os.environ, BOOTSTRAP_VARIABLE: bootstrap_servers}
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as reader:
+    with subprocess.Popen(_READER, env=environment, stdout=subprocess.PIPE, text=True) as reader:
         assert reader.stdout is not None
         try:
             return [reader.stdout.readline().rstrip() for _ in range(count)]
@@ -95,7 +101,7 @@ def _lines_of_the_reader(bootstrap_servers: str, count: int) -> list[str]:
 def _expected_lines(source: ShardSource) -> list[str]:
     data, where = source.rollout_data, f"run attempt 3 rollout 7 shard {source.data_parallel_rank}"
     own = f"partition {data['partition']!r}, raw_reward [1.0, 2.0]"
-    lines = [f"{where} of 2: closed, 3 samples", f"{where} shard's own: {own}"]
+    lines = [f"{where} of 2: closed, sample_count 3", f"{where} shard's own: {own}"]
     for slot, position in enumerate(data["partition"]):
         length = data["response_lengths"][slot]
         lines.append(

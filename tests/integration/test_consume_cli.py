@@ -71,10 +71,22 @@ def test_a_mistyped_name_is_told_before_torch_is_loaded(tmp_path: Path, argument
     assert (done.returncode, done.stderr) == (2, "rollcast: absent.pt cannot be read: No such file or directory\n")
 
 
-@pytest.mark.parametrize("subcommand", ["consume", "inspect", "diff", "verify", "rebuild", "broker"])
-def test_help_needs_neither_torch_nor_numpy(tmp_path: Path, subcommand: str) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["consume", *CONSUME[:-1]], ["rebuild", "--run", "a", "--rollout", "1", *CONSUME[:-1]]]
+)
+def test_a_path_that_no_dump_can_have_is_told_before_torch_is_loaded(tmp_path: Path, arguments: Sequence[str]) -> None:
+    done = _run_without("torch", *arguments, "{rollout_id}.pt", cwd=tmp_path)
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
+    assert "dump path '{rollout_id}.pt' has no {run_id}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--version"], *([name, "--help"] for name in ("consume", "inspect", "diff", "verify", "rebuild", "broker"))],
+)
+def test_help_and_version_need_neither_torch_nor_numpy(tmp_path: Path, arguments: Sequence[str]) -> None:
     for hidden in ("torch", "numpy"):
-        done = _run_without(hidden, subcommand, "--help", cwd=tmp_path)
+        done = _run_without(hidden, *arguments, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, "")
 
 
@@ -210,7 +222,7 @@ def test_missing_topics_that_may_not_be_created_are_one_sentence(
     arguments = ["--bootstrap", broker.bootstrap_servers, "--dump-path", f"{tmp_path}/{{run_id}}/{{rollout_id}}.pt"]
 
     assert command(monkeypatch, "consume", *arguments, "--no-create-topics", "--topic-prefix", prefix) == 2
-    assert f"topics {prefix}.records, {prefix}.metrics" in one_sentence(capsys)
+    assert f"4 topics missing at {broker.bootstrap_servers}: {prefix}.records, {prefix}.metrics" in one_sentence(capsys)
 
 
 @asynccontextmanager

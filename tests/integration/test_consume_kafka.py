@@ -26,7 +26,7 @@ async def test_topics_that_are_created_are_named_once(
     await prepare_topics(config)
     (told,) = [record.getMessage() for record in caplog.records]
     names = ", ".join(config.topics.settings(1))
-    assert told == f"created the topics {names} at {broker.bootstrap_servers}"
+    assert told == f"created 4 topics at {broker.bootstrap_servers}: {names}"
 
 
 async def test_a_coordinator_that_has_just_moved_does_not_send_the_daemon_back_to_the_beginning(

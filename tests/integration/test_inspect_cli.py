@@ -67,6 +67,20 @@ def test_inspect_shows_rollout_columns_and_layout(
         assert expected in shown
 
 
+def test_a_marker_is_shown_with_the_type_of_the_value_that_it_stands_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    data = {"response_lengths": [2], "odd": [Fraction(1, 2)], "mine": {3, 4}, "whole": {"a": 1}}
+    shard_of = {"rank": 2, "data_parallel_rank": 0, "rollout_data": data}
+    torch.save(build_dump_payload([shard_of], rollout_id=4, writer_rank=2), tmp_path / "a.pt")
+
+    assert command(monkeypatch, "inspect", str(tmp_path / "a.pt")) == 0
+    shown = capsys.readouterr().out
+    for expected in ("marker for fractions.Fraction", "mine marker for builtins.set", "whole {'a': 1}"):
+        assert expected in shown
+
+
 def test_a_shard_in_the_layout_of_miles_is_inspected_and_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,7 +182,7 @@ def test_inspect_breaks_neither_metric_names_nor_the_digest_on_80_columns(
     assert [metric.name for metric in metrics if metric.name not in shown] == []
     assert "rollouts" in shown
     assert "missing" in shown.rpartition("metrics")[2]
-    assert "no closing event of 1 shards" in shown
+    assert "no closing event of 1 shard (" in shown
     assert "Missing(" not in shown
 
 

@@ -62,7 +62,7 @@ def test_marks_are_bounded_and_the_drops_beyond_are_announced_with_the_next_one(
     _ship(session)
     marks.commit()
     assert _announced(session.spool) == {
-        6: "spool full; 4 more were dropped, 2-a1-dp0 to 5-a1-dp0, too many for an event each",
+        6: "spool full; 4 more dropped, 2-a1-dp0 to 5-a1-dp0, too many for an event each",
         7: "spool full",
     }
     assert marks.waiting == 0

@@ -160,7 +160,7 @@ async def test_what_is_missing_is_named(installed: Installation) -> None:
     one, two = await rebuilt(installed.config, 1, 2)
 
     assert not one.done
-    assert one.told.startswith("1 slots are not whole (shard/slot 1/2); ")
+    assert one.told.startswith("1 slot not whole (shard/slot 1/2); ")
     assert not two.done
     assert two.told.startswith("none of its records is there (the runs that were seen: 'run'); ")
     assert not list(installed.folder.rglob("*.pt"))

@@ -163,8 +163,8 @@ async def test_a_kafka_that_never_answered_is_told_with_its_address_since_when_a
     since = (
         r"Kafka at 127\.0\.0\.1:1 has not let it in since it started \d+ s ago \(\d+ s ago: .*Connect call failed.*\)"
     )
-    check = ": check that it runs, that --bootstrap is its address as seen from this machine, and "
-    assert re.fullmatch(f"{since}{check}ROLLCAST_SECURITY_PROTOCOL\n", text)
+    check = ": check that it runs, that bootstrap_servers (--bootstrap) is its address as seen from this machine, and "
+    assert re.fullmatch(f"{since}{re.escape(check)}ROLLCAST_SECURITY_PROTOCOL\n", text)
 
 
 async def test_a_kafka_that_answers_later_is_found_before_a_spool_comes(
@@ -178,8 +178,24 @@ async def test_a_kafka_that_answers_later_is_found_before_a_spool_comes(
             while f"Kafka at {address}" not in text or "no answer yet" in text:
                 _, text = await asyncio.to_thread(_get, f"{url}/readyz")
             proxy.stall()
-            while text != "ok\n":
+            while not text.startswith("ok\n"):
                 _, text = await asyncio.to_thread(_get, f"{url}/readyz")
+
+
+async def test_a_spool_that_is_waited_for_is_told_beside_that_it_is_ready(
+    broker: Broker, tmp_path: Path, prefix: str
+) -> None:
+    (tmp_path / "there").mkdir()
+    later = tmp_path / "later"
+    async with _sidecar(broker.bootstrap_servers, prefix, tmp_path / "there", later) as url:
+        told = ""
+        while not told.startswith("ok\n"):
+            _, told = await asyncio.to_thread(_get, f"{url}/readyz")
+        assert told == f"ok\nspool {later} is not there yet; it is waited for\n"
+        publish(later, 0)
+        while told != "ok\n":
+            status, told = await asyncio.to_thread(_get, f"{url}/readyz")
+            assert status == 200
 
 
 async def test_a_spool_that_is_not_there_yet_has_all_series(tmp_path: Path, prefix: str) -> None:
@@ -243,7 +259,7 @@ async def test_another_address_can_be_given_for_metrics(tmp_path: Path, prefix: 
 async def test_a_loop_that_hangs_and_a_refusal_are_reasons_to_restart(tmp_path: Path) -> None:
     loop, stats = asyncio.get_running_loop(), ShipperStats()
     topic = RecordsTopic(ShipperConfig(bootstrap_servers="x:1"))
-    health = Health(topic, [(SpoolFolder(tmp_path), stats)], loop, loop_timeout_s=0.2)
+    health = Health(topic, [(SpoolFolder(tmp_path), stats)], {}, loop, loop_timeout_s=0.2)
     assert await asyncio.to_thread(health.live_problems) == []
     stats.trouble, stats.is_refused = "Kafka does not accept user 'x'", True
     assert await asyncio.to_thread(health.live_problems) == [stats.trouble]

@@ -20,7 +20,7 @@ from rollcast.consumer.rollout import RolloutKey
 from rollcast.consumer.store.files import LOCK_NAME, TEMP_SUFFIX
 from rollcast.consumer.store.manifest import Manifest
 from rollcast.consumer.store.steps import Step
-from rollcast.consumer.store.template import MANIFEST_SUFFIX
+from rollcast.consumer.template import MANIFEST_SUFFIX
 
 TRIES = 20
 MOST_TRIES = 100

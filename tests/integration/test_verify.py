@@ -56,7 +56,7 @@ def test_all_dumps_below_a_folder_are_verified(
         f"ok   {folder}/run/2.incomplete.pt",
     ]
     assert "2 samples, 0 shards" in lines[1]
-    assert "incomplete: 1 slots are not whole" in lines[3]
+    assert "incomplete: 1 slot not whole" in lines[3]
 
 
 @pytest.mark.parametrize("name", ["run/1.pt", "run/1.pt.manifest.json", "other/run/3_4.pt", "run/1.attempt-1.pt"])
@@ -324,9 +324,34 @@ def test_a_dump_that_needs_code_to_load_is_not_sound_and_the_code_is_not_run(
     assert "holds objects that a dump may not hold" in capsys.readouterr().out
 
 
-def test_a_torch_file_of_something_else_is_not_sound(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.save([1], folder / "run" / "list.pt")
-    assert verify(monkeypatch, folder / "run" / "list.pt") == 1
+@pytest.mark.parametrize("content", [[1], {"model": {}, "step": Fraction(1, 2)}])
+def test_a_checkpoint_beside_the_dumps_is_told_as_that_and_is_no_fault(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], content: object
+) -> None:
+    path = folder / "run" / "checkpoint.pt"
+    torch.save(content, path)
+
+    assert verify(monkeypatch, folder) == 0
+    told = capsys.readouterr().out
+    assert f"else {path} " in told
+    assert told.endswith("4 sound, 0 bad, 1 of something else\n")
+    assert verify(monkeypatch, "--quiet", folder) == 0
+    assert capsys.readouterr().out == "4 sound, 0 bad, 1 of something else\n"
+    assert verify(monkeypatch, path) == 1
+    assert capsys.readouterr().out.endswith(f"no dump is in {path}, 1 of something else\n")
+
+
+def test_a_dump_without_a_manifest_that_damage_makes_another_thing_is_bad(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "7.pt"
+    inline(path)
+    content = path.read_bytes()
+    for whole, damaged in ((b"samples", b"sbmples"), (b"OrderedDict", b"OrdfredDict")):
+        assert whole in content
+        path.write_bytes(content.replace(whole, damaged))
+        assert verify(monkeypatch, path) == 1
+        assert f"BAD  {path} is damaged: its objects do not have their checksum" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["", "absent.pt", "absent.pt.manifest.json", "x" * 300])

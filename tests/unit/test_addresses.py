@@ -7,6 +7,7 @@ import pytest
 
 from rollcast.consumer.broker import BrokerConfigError, running_broker
 from rollcast.consumer.config import ConsumeConfig
+from rollcast.consumer.errors import BrokerUnreachableError
 from rollcast.producer.config import PublisherConfig
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.schemas import ContractError
@@ -75,6 +76,11 @@ def test_an_address_without_host_or_port_is_refused_with_the_form_it_needs(
     with pytest.raises(ContractError, match=r"host:port\[,host:port\]") as refused:
         setting(addresses)
     assert f"and {named} is no host:port" in str(refused.value)
+
+
+def test_an_address_at_which_nobody_answers_is_called_what_python_and_the_commands_call_it() -> None:
+    told = str(BrokerUnreachableError("a:1", 1, "refused"))
+    assert told.endswith("or correct bootstrap_servers (--bootstrap, ROLLCAST_BOOTSTRAP_SERVERS)")
 
 
 def test_an_address_in_the_environment_is_held_to_the_same_form(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,7 +184,7 @@ def test_a_part_beyond_a_known_closing_event_is_refused() -> None:
 
     with pytest.raises(InvalidRecordError, match="slot is 5 of 2 samples"):
         feed([replace(part, slot=5)])
-    with pytest.raises(InvalidRecordError, match="data_parallel_rank is 3 of 1 shards"):
+    with pytest.raises(InvalidRecordError, match=r"data_parallel_rank is 3 of 1 shard$"):
         feed([replace(part, data_parallel_rank=3)])
 
 

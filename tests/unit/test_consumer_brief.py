@@ -20,7 +20,7 @@ def test_what_is_missing_is_told_by_counts_and_the_first_few() -> None:
 
     assert str(missing) == (
         "no closing event of 60000 shards (0, 1, 2, 3, 4, ...); "
-        "20002 slots are not whole (shard/slot 0/-1, 0/0, 0/1, 0/2, 0/3, ...)"
+        "20002 slots not whole (shard/slot 0/-1, 0/0, 0/1, 0/2, 0/3, ...)"
     )
     assert str(Missing(shard_count_known=False)) == "the number of shards is unknown"
     assert str(Missing()) == "nothing is missing"

@@ -28,5 +28,5 @@ def test_the_end_of_a_daemon_is_told_in_a_sentence_with_the_numbers_that_matter(
     assert Stats().in_words() == "0 records (0 B) read, 0 dumps written, 0 incomplete ones, 0 dead letters"
     stats = Stats(records=9, record_bytes=8_100, dumps=2, incomplete_dumps=1, dead_letters=Counter(invalid=2, decode=1))
     assert stats.in_words() == (
-        "9 records (8.1 kB) read, 2 dumps written, 1 incomplete ones, 3 dead letters (1 decode, 2 invalid)"
+        "9 records (8.1 kB) read, 2 dumps written, 1 incomplete one, 3 dead letters (1 decode, 2 invalid)"
     )

@@ -8,7 +8,7 @@ import pytest
 
 from rollcast.consumer.errors import TemplateError
 from rollcast.consumer.rollout import RolloutId
-from rollcast.consumer.store.template import PathTemplate
+from rollcast.consumer.template import PathTemplate
 
 RUN_IDS = [
     "a",

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
+from aiokafka.errors import KafkaConnectionError, NodeNotReadyError
 
 from rollcast.schemas.kafka_log import OncePerMinute, client_log_shown_after, hide_client_log
 
@@ -29,6 +30,28 @@ def _record(name: str, message: str, argument: object, at: float) -> logging.Log
 def test_what_the_client_repeats_is_shown_once_a_minute_and_our_own_words_always(name: str, shown: list[int]) -> None:
     moderation = OncePerMinute()
     assert [at for at in range(150) if moderation.filter(_record(name, "no node %s", at, float(at)))] == shown
+
+
+def test_of_what_the_client_says_without_a_connection_each_cause_is_shown_once_as_no_fault() -> None:
+    moderation = OncePerMinute()
+    closed, refused = KafkaConnectionError("Connection at a:1 closed"), ConnectionRefusedError(111, "refused")
+    said = [
+        ("Failed fetch messages from %s: %s", (1, closed)),
+        ("Unable connect to node with id %s: %s", (1, closed)),
+        ("Unable to update metadata from %s", ([1],)),
+        ("Error sending %s to node %s [%s] -- marking coordinator dead", ("Heartbeat", 1, NodeNotReadyError())),
+        ("Marking the coordinator dead (node %s)for group %s.", (1, "group")),
+        ("Heartbeat send request failed: %s. Will retry.", (NodeNotReadyError(),)),
+        ("Unable connect to node with id %s: %s", (1, refused)),
+        ("OffsetCommit failed for group %s - %s", ("group", "GroupLoadInProgressError")),
+    ]
+    records = [logging.LogRecord("aiokafka", logging.ERROR, "", 0, message, args, None) for message, args in said]
+    shown = [record for record in records if moderation.filter(record)]
+    assert [f"{record.levelname} {record.getMessage()}" for record in shown] == [
+        "WARNING no connection to Kafka (KafkaConnectionError: Connection at a:1 closed); it is tried again",
+        "WARNING no connection to Kafka ([Errno 111] refused); it is tried again",
+        "ERROR OffsetCommit failed for group group - GroupLoadInProgressError",
+    ]
 
 
 def test_another_message_is_shown_at_once() -> None:

@@ -154,7 +154,7 @@ def test_no_shard_and_no_sample_give_an_empty_payload() -> None:
     ("data", "words"),
     [
         ({"tokens": []}, "response_lengths"),
-        (_shard(2, partition=[0]), "'partition' has 1 entries for 2 samples"),
+        (_shard(2, partition=[0]), "'partition' has 1 entry for 2 samples"),
         (_shard(1, sample_indices=["a"]), "integers or None"),
         (_shard(1, sample_indices="0"), "one integer per sample"),
         (dict([*_shard(1).items(), (3, [1])]), "key 3"),

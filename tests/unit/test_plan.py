@@ -133,14 +133,14 @@ def test_the_records_hold_no_reference_to_the_trainers_memory() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"tokens": [torch.zeros(1)]}, "'tokens' has 1 entries for 7 samples"),
+        ({"tokens": [torch.zeros(1)]}, "'tokens' has 1 entry for 7 samples"),
         ({"loss_masks": []}, "'loss_masks' has 0 entries for 7 samples"),
         ({"log_probs": [torch.zeros(1)]}, "'log_probs' needs one tensor per sample: it has 1, for 7 samples"),
         ({"log_probs": torch.zeros(7)}, r"'log_probs' of sample 0 has shape \(\)"),
         ({"log_probs": "text"}, "'log_probs' needs one tensor per sample: it has a str"),
         ({"n" * 1025: 1}, "longer than 1024 bytes"),
         ({"deep": [torch.zeros([1] * 65)] * 7}, "'deep' has 65 dimensions"),
-        ({"partition": [0]}, "'partition' has 1 entries for 7 samples"),
+        ({"partition": [0]}, "'partition' has 1 entry for 7 samples"),
         ({"response_lengths": None}, "no 'response_lengths' column"),
         ({"total_lengths": [1] * 7}, "response_length 6 is not within total_length 1"),
         ({"total_lengths": None}, "'total_lengths' is absent"),

@@ -82,7 +82,7 @@ def test_sums_of_micro_batches_add_up_wherever_they_are_cut(
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"total_lengths": [4]}, "'total_lengths' has 1 entries for 2"),
+        ({"total_lengths": [4]}, "'total_lengths' has 1 entry for 2"),
         ({"sample_denoms": [1, 2, 3]}, "'sample_denoms' has 3"),
         ({"max_seq_lens": [8]}, "'max_seq_lens' has 1"),
         ({"loss_masks": [torch.ones(2), torch.ones(2)]}, "loss mask of sample 1"),
@@ -124,7 +124,7 @@ def test_training_metrics_are_per_rollout_or_per_token_with_the_context_parallel
     ("items", "changed", "words"),
     [
         ([], {}, "losses_reduced is empty"),
-        ([{"keys": ["a"], "values": torch.ones(3)}], {}, r"1 metric keys and values of \(3,\)"),
+        ([{"keys": ["a"], "values": torch.ones(3)}], {}, r"1 metric key and values of \(3,\)"),
         ([{"keys": ["a"], "values": [1.0, 2.0]}], {}, "values of list"),
         ([{"values": torch.ones(2)}], {}, "0 metric keys"),
         ([{"keys": [key], "values": torch.ones(2)} for key in "ab"], {}, "micro-batch 1 has the metric keys"),

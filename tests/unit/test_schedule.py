@@ -223,14 +223,14 @@ def test_the_parallel_config_may_be_an_object_and_may_leave_out_what_is_one() ->
 @pytest.mark.parametrize(
     ("args", "parallel", "arguments", "words"),
     [
-        ({}, {"dp_size": 1}, {"global_batch_size": 5}, r"4 rollouts do not fill one step of global_batch_size 5"),
+        ({}, {"dp_size": 1}, {"global_batch_size": 5}, r"4 rollouts cannot fill one step of global_batch_size 5"),
         ({}, {"dp_size": 1}, {"global_batch_size": 0}, r"build_dp_schedule.global_batch_size is 0"),
-        ({}, {"dp_size": 1}, {"rollout_indices": [0]}, r"rollout_indices has 1 entries and total_lengths 4"),
+        ({}, {"dp_size": 1}, {"rollout_indices": [0]}, r"rollout_indices has 1 entry and total_lengths 4"),
         ({}, {"dp_size": 1}, {"rollout_indices": [0, 1, 2, None]}, r"rollout_indices\[3\] is None"),
         ({}, {"dp_size": 1}, {"total_lengths": [1, 2.5, 3, 4]}, r"total_lengths\[1\] is 2.5"),
         ({}, {}, {}, r"train_parallel_config.dp_size is None"),
         ({}, {"dp_size": 1, "vpp_size": 2}, {}, r"microbatch_group_size_per_vp_stage is None"),
-        ({}, {"dp_size": 3}, {}, r"step 0 \(4 rollouts\): 4 samples make 4 .* change args.micro_batch_size"),
+        ({}, {"dp_size": 3}, {}, r"step 0 \(4 rollouts\): 4 samples cut into 4 .* change args.micro_batch_size"),
         ({"micro_batch_size": None}, {"dp_size": 1}, {}, r"args.micro_batch_size is None"),
         ({"balance_data": True, "hidden_size": None}, {"dp_size": 1}, {}, r"args.hidden_size is None"),
         ({"use_dynamic_batch_size": True}, {"dp_size": 8}, {}, r"cannot be split into 8.* raise global_batch_size"),

@@ -117,7 +117,7 @@ def test_micro_batches_that_samples_do_not_suffice_for_are_refused_with_the_whol
     parallel = {"dp_size": 2, "vpp_size": 2, "microbatch_group_size_per_vp_stage": 4}
     with pytest.raises(
         ScheduleError,
-        match=r"3 samples pack into 1 micro-batches and cannot be split into 8, a multiple of 8 "
+        match=r"3 samples packed into 1 micro-batch cannot be split into 8, a multiple of 8 "
         r"\(dp_size 2 x microbatch_group_size_per_vp_stage 4\): raise global_batch_size",
     ):
         pack_step_into_mbs(_dynamic(12), parallel, [1, 2, 3])
@@ -126,7 +126,7 @@ def test_micro_batches_that_samples_do_not_suffice_for_are_refused_with_the_whol
 def test_fixed_size_micro_batches_are_chunks_in_order_and_must_fit_the_ranks() -> None:
     args = SimpleNamespace(use_dynamic_batch_size=False, micro_batch_size=2)
     assert pack_step_into_mbs(args, {"dp_size": 2}, [99, 1, 50, 7]) == [[0, 1], [2, 3]]
-    with pytest.raises(ScheduleError, match=r"5 samples make 3 micro-batches of 2.* change args.micro_batch_size"):
+    with pytest.raises(ScheduleError, match=r"5 samples cut into 3 micro-batches of 2.* change args.micro_batch_size"):
         pack_step_into_mbs(args, {"dp_size": 2}, [1, 2, 3, 4, 5])
 
 

@@ -1,8 +1,8 @@
-"""Sizes as a person reads them."""
+"""Sizes and counts as a person reads them."""
 
 import pytest
 
-from rollcast.schemas.sizes import size_in_words
+from rollcast.schemas.sizes import counted, size_in_words
 
 
 @pytest.mark.parametrize(
@@ -22,3 +22,8 @@ from rollcast.schemas.sizes import size_in_words
 )
 def test_a_size_is_told_in_the_unit_that_fits(count: float, words: str) -> None:
     assert size_in_words(count) == words
+
+
+def test_a_count_has_its_noun_in_the_right_number() -> None:
+    assert [counted(count, "shard") for count in (0, 1, 2)] == ["0 shards", "1 shard", "2 shards"]
+    assert [counted(count, "entry", "entries") for count in (0, 1, 2)] == ["0 entries", "1 entry", "2 entries"]

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from rollcast.consumer.broker import BrokerError
 from rollcast.schemas import ContractError
-from rollcast_demo.demo import DemoOptions, run_demo
 from rollcast_demo.errors import DemoError
 
 _WIDTH_WITHOUT_TERMINAL = 120
@@ -31,6 +30,9 @@ def main(
     plain = Console()
     console = plain if plain.is_terminal else Console(width=_WIDTH_WITHOUT_TERMINAL)
     try:
+        # It loads torch, in which Ctrl-C may come as well.
+        from rollcast_demo.demo import DemoOptions, run_demo
+
         options = DemoOptions(rollouts=rollouts, output_dir=output.absolute(), bootstrap_servers=bootstrap, keep=keep)
         good = run_demo(options, console)
     except (DemoError, BrokerError, ContractError) as error:

@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from pathlib import Path
@@ -143,12 +143,13 @@ def _running_ranks(config: TrainerConfig) -> Iterator[list[_Rank]]:
                 target=_run_rank, args=(config, number, meeting_point, sender, log_path), name=f"rank-{number}"
             )
             # Only the rank holds the sending end after this, so the pipe ends when the rank does.
-            with sender:
+            with _holding(signal.SIGINT, signal.SIGTERM), sender:
                 process.start()
-            ranks.append(_Rank(number=number, process=process, events=receiver, log_path=log_path))
+                ranks.append(_Rank(number=number, process=process, events=receiver, log_path=log_path))
         yield ranks
     finally:
-        _stop(ranks)
+        with _holding(signal.SIGINT, signal.SIGTERM):
+            _stop(ranks)
         _stop_shipper(config.spool_dir)
         meeting_point.unlink(missing_ok=True)
 
@@ -156,7 +157,7 @@ def _running_ranks(config: TrainerConfig) -> Iterator[list[_Rank]]:
 def _fork_server() -> ForkServerContext:
     """Return the context of a fork server that has imported torch and megatron-core once for all ranks.
 
-    Eight ranks that import them one by one take half a minute on two cores.
+    Eight ranks that import them one by one take half a minute on two cores. Ctrl-C reaches neither it nor its ranks.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["rollcast_demo.train"])
@@ -166,15 +167,37 @@ def _fork_server() -> ForkServerContext:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [package_parent, inherited["PYTHONPATH"]]))
     # megatron-core warns at length about accelerator libraries that a run on CPUs has no use for.
     os.environ["PYTHONWARNINGS"] = "ignore"
+    # Before: starting it would let the signal through again.
+    resource_tracker.ensure_running()
     try:
-        forkserver.ensure_running()
+        # Held in whatever starts here, for good.
+        with _holding(signal.SIGINT):
+            forkserver.ensure_running()
     finally:
         for name, value in inherited.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+    # Seconds in which Ctrl-C may come: a rank that is being started would not be known, and so not be stopped.
+    first = context.Process(target=_do_nothing)
+    first.start()
+    first.join()
     return context
+
+
+@contextlib.contextmanager
+def _holding(*signals: signal.Signals) -> Iterator[None]:
+    """Have these signals wait for the end of the block."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _do_nothing() -> None:
+    """Be a process that is there as soon as the fork server has imported everything."""
 
 
 def _run_rank(config: TrainerConfig, rank: int, meeting_point: Path, events: Connection, log_path: Path) -> None:

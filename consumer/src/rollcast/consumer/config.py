@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rollcast.consumer.errors import ConsumeConfigError
 from rollcast.consumer.retention import Retention
+from rollcast.consumer.template import PathTemplate
 from rollcast.schemas import DEFAULT_LIMITS, Limits, Topics
 from rollcast.schemas.addresses import check_bootstrap_servers
 from rollcast.schemas.kafka_security import KafkaSecurity
@@ -101,6 +102,7 @@ class ConsumeConfig:
             if not getattr(self, name):
                 raise ConsumeConfigError(f"{_named(name)} is empty; give it a value")
         check_bootstrap_servers(self.bootstrap_servers)
+        PathTemplate(self.dump_path, several_files=self.layout is Layout.MILES)
         positive = (
             "partitions",
             "replication_factor",

@@ -32,6 +32,7 @@ from rollcast.consumer.telemetry import DaemonCollector, registry_of
 from rollcast.consumer.topics import prepare_topics
 from rollcast.consumer.waiting import Waiting
 from rollcast.consumer.watchdog import ClientStalledError, Watchdog
+from rollcast.schemas.sizes import counted
 
 _QUEUED_ROLLOUTS = 2
 
@@ -54,9 +55,6 @@ class Daemon:
     Args:
         config: its settings.
         store: keeps the dumps; by default local files at `config.dump_path`.
-
-    Raises:
-        TemplateError: `config.dump_path` is not a usable template.
     """
 
     def __init__(self, config: ConsumeConfig, *, store: DumpStore | None = None) -> None:
@@ -265,7 +263,8 @@ class Daemon:
             rollout = self._waiting.due(clock())
             await self._publish_one(publishing, rollout)
         if self._waiting.failing:
-            _log.warning("%d dumps that could not be written are left for the next start", len(self._waiting.failing))
+            left = counted(len(self._waiting.failing), "dump")
+            _log.warning("%s that could not be written: left for the next start", left)
 
     async def _publish_one(self, publishing: Publishing, rollout: Rollout | None) -> None:
         if rollout is None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from rollcast.schemas.sizes import counted
 from rollcast.schemas.tensors import tensor_bytes
 
 
@@ -58,7 +59,7 @@ def _compare(where: str, a: Any, b: Any, tolerance: _Tolerance) -> Iterator[Diff
         yield from _compare_dicts(where, a, b, tolerance)
     elif isinstance(a, (list, tuple)):
         if len(a) != len(b):
-            yield Difference(where, f"{len(a)} entries against {len(b)}")
+            yield Difference(where, f"{counted(len(a), 'entry', 'entries')} against {len(b)}")
         for index, (left, right) in enumerate(zip(a, b, strict=False)):
             yield from _compare(f"{where}[{index}]", left, right, tolerance)
     elif isinstance(a, float):

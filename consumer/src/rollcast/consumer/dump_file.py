@@ -10,18 +10,20 @@ from typing import Any
 import torch
 
 from rollcast.consumer.container import check_beginning
-from rollcast.consumer.errors import DumpFileError, ShutFileError
+from rollcast.consumer.errors import DumpFileError, NoDumpError, ShutFileError
 from rollcast.consumer.store.files import file_sha256
 from rollcast.consumer.store.manifest import Manifest, ManifestFile, manifest_path
 from rollcast.consumer.store.reading import parse_manifest, usable
-from rollcast.consumer.store.template import MANIFEST_SUFFIX
+from rollcast.consumer.template import MANIFEST_SUFFIX
+
+_READ_BYTES = 1024**2
 
 
 def load_dump(path: Path) -> dict[str, Any]:
     """Returns what a file of a dump holds, whatever its layout; tensors are mapped, and no code in it is run.
 
     Raises:
-        DumpFileError: there is no readable file of a dump.
+        DumpFileError: there is no readable file of a dump; a `NoDumpError` where there is one of something else.
     """
     # First: what looks for the end of an archive reads a file without an end, such as a device, for ever.
     check_beginning(path)
@@ -35,12 +37,27 @@ def load_dump(path: Path) -> dict[str, Any]:
         raise DumpFileError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     except pickle.UnpicklingError as exc:
         # torch's own text advises to load it without that check, which would run code of the file.
-        raise DumpFileError(f"{path} holds objects that a dump may not hold; it was not loaded") from exc
+        _check_objects(path)
+        raise NoDumpError(f"{path} holds objects that a dump may not hold; it was not loaded") from exc
     except Exception as exc:
         raise DumpFileError(f"{path} is not a torch file, or a damaged one; it was not loaded") from exc
     if not isinstance(payload, dict) or not (_is_v2(payload) or _is_shard(payload)):
-        raise DumpFileError(f"{path} is a torch file, but no dump: it has neither samples nor rollout_data")
+        _check_objects(path)
+        raise NoDumpError(f"{path} is a torch file, but no dump: it has neither samples nor rollout_data")
     return payload
+
+
+def _check_objects(path: Path) -> None:
+    """Returns if what the file holds, tensors aside, is what was written; torch does not compare the checksum."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if name.endswith("/data.pkl"):
+                    with archive.open(name) as objects:
+                        while objects.read(_READ_BYTES):
+                            pass
+    except Exception as exc:
+        raise DumpFileError(f"{path} is damaged: its objects do not have their checksum; it was not loaded") from exc
 
 
 def samples_of(payload: Mapping[str, Any]) -> list[dict[str, Any]]:

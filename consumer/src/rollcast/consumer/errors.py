@@ -28,8 +28,8 @@ class BrokerUnreachableError(ConsumerError):
         self.bootstrap_servers = bootstrap_servers
         super().__init__(
             f"no Kafka broker answers at {bootstrap_servers} (tried for {timeout_s:g} s: {problem}); "
-            "start one, for example with `rollcast broker`, or correct --bootstrap, or the variable "
-            "ROLLCAST_BOOTSTRAP_SERVERS where the address comes from it"
+            "start one, for example with `rollcast broker`, or correct bootstrap_servers (--bootstrap, "
+            "ROLLCAST_BOOTSTRAP_SERVERS)"
         )
 
 
@@ -104,6 +104,10 @@ class DumpFileError(ConsumerError):
 
 class ShutFileError(DumpFileError):
     """A file that this user may not read, so that nothing is known of it."""
+
+
+class NoDumpError(DumpFileError):
+    """A torch file of something else; not a dump that was damaged, since what tells so has its checksum."""
 
 
 class ConsumeError(ConsumerError):

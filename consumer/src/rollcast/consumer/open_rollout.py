@@ -10,6 +10,7 @@ from rollcast.consumer.rivals import same_content
 from rollcast.consumer.rollout import Missing, OffsetSpan, Place, Rollout, RolloutId, Shard, SlotCut, WholeSlot
 from rollcast.schemas import SHARD_SLOT, DpShard, SamplePart
 from rollcast.schemas.joining import PlacedSlice
+from rollcast.schemas.sizes import counted
 
 _PART_BYTES = 1024
 _COLUMN_BYTES = 600
@@ -134,10 +135,11 @@ class OpenRollout:
         """
         key = (part.data_parallel_rank, part.slot)
         if self._shard_count is not None and part.data_parallel_rank >= self._shard_count:
-            raise InvalidRecordError(f"data_parallel_rank is {part.data_parallel_rank} of {self._shard_count} shards")
+            shards = counted(self._shard_count, "shard")
+            raise InvalidRecordError(f"data_parallel_rank is {part.data_parallel_rank} of {shards}")
         held = self._events.get(part.data_parallel_rank)
         if held is not None and part.slot >= held[0].sample_count:
-            raise InvalidRecordError(f"slot is {part.slot} of {held[0].sample_count} samples")
+            raise InvalidRecordError(f"slot is {part.slot} of {counted(held[0].sample_count, 'sample')}")
         if not self.takes(part):
             self.duplicates += 1
             return False
@@ -166,8 +168,8 @@ class OpenRollout:
             return False
         if self._shard_count not in (None, event.data_parallel_size):
             raise ConflictError(
-                f"the closing event of shard {event.data_parallel_rank} tells of {event.data_parallel_size} shards, "
-                f"an earlier one of {self._shard_count}"
+                f"the closing event of shard {event.data_parallel_rank} tells of "
+                f"{counted(event.data_parallel_size, 'shard')}, an earlier one of {self._shard_count}"
             )
         self._shard_count = event.data_parallel_size
         self._slots_expected += event.sample_count + 1

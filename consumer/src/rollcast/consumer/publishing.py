@@ -24,7 +24,7 @@ from rollcast.consumer.scratch import Scratch
 from rollcast.consumer.stats import Stats
 from rollcast.consumer.store import Dump, DumpStore, Manifest, PublishedDump
 from rollcast.consumer.waiting import Waiting
-from rollcast.schemas.sizes import size_in_words
+from rollcast.schemas.sizes import counted, size_in_words
 
 _log = logging.getLogger("rollcast.consumer")
 
@@ -162,6 +162,7 @@ def _summary(manifest: Manifest) -> str:
         if name in means
     ]
     return (
-        f"{manifest.samples} samples in {manifest.parts} parts, {size_in_words(manifest.raw_bytes)} raw, "
+        f"{counted(manifest.samples, 'sample')} in {counted(manifest.parts, 'part')}, "
+        f"{size_in_words(manifest.raw_bytes)} raw, "
         f"{size_in_words(manifest.wire_bytes)} on the wire{''.join(shown)}"
     )

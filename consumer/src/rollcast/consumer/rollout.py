@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from rollcast.consumer.brief import brief, first_few
 from rollcast.schemas import TRAIN_STREAM, DpShard, SamplePart
+from rollcast.schemas.sizes import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +117,11 @@ class Missing:
         if not self.shard_count_known:
             told.append("the number of shards is unknown")
         if self.shards:
-            told.append(f"no closing event of {len(self.shards)} shards ({first_few(self.shards)})")
+            told.append(f"no closing event of {counted(len(self.shards), 'shard')} ({first_few(self.shards)})")
         if self.slots:
             count = sum(len(slots) for _, slots in self.slots)
             named = first_few(f"{rank}/{slot}" for rank, slots in self.slots for slot in slots)
-            told.append(f"{count} slots are not whole (shard/slot {named})")
+            told.append(f"{counted(count, 'slot')} not whole (shard/slot {named})")
         return "; ".join(told) or "nothing is missing"
 
 

@@ -4,7 +4,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rollcast.schemas.sizes import size_in_words
+from rollcast.schemas.sizes import counted, size_in_words
 
 DEAD_LETTER_KINDS = ("decode", "invalid", "conflict", "content", "unusable")
 
@@ -73,8 +73,9 @@ class Stats:
         """Returns the end line of a log: what was read and written, and what went wrong."""
         reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(self.dead_letters.items()))
         return (
-            f"{self.records} records ({size_in_words(self.record_bytes)}) read, {self.dumps} dumps written, "
-            f"{self.incomplete_dumps} incomplete ones, {self.dead_letters.total()} dead letters"
+            f"{counted(self.records, 'record')} ({size_in_words(self.record_bytes)}) read, "
+            f"{counted(self.dumps, 'dump')} written, {counted(self.incomplete_dumps, 'incomplete one')}, "
+            f"{counted(self.dead_letters.total(), 'dead letter')}"
             f"{f' ({reasons})' if reasons else ''}"
         )
 

@@ -11,6 +11,7 @@ from rollcast.consumer.config import ConsumeConfig
 from rollcast.consumer.errors import BrokerUnreachableError, TopicsError
 from rollcast.consumer.kafka_client import client_options
 from rollcast.schemas.kafka_access import explain
+from rollcast.schemas.sizes import counted
 
 _RETRY_AFTER_S = 0.5
 
@@ -67,8 +68,8 @@ async def _ensure_topics(admin: Any, config: ConsumeConfig) -> None:
         return
     if not config.create_topics:
         raise TopicsError(
-            f"topics {', '.join(missing)} do not exist at {config.bootstrap_servers}; create them, let "
-            "`rollcast consume` create them (--create-topics), or correct --topic-prefix"
+            f"{counted(len(missing), 'topic')} missing at {config.bootstrap_servers}: {', '.join(missing)}; create "
+            "what is missing, let `rollcast consume` do it (--create-topics), or correct --topic-prefix"
         )
     response = await admin.create_topics(
         [
@@ -83,7 +84,8 @@ async def _ensure_topics(admin: Any, config: ConsumeConfig) -> None:
     )
     created = [name for name, code, *_ in response.topic_errors if not code]
     if created:
-        _log.info("created the topics %s at %s", ", ".join(created), config.bootstrap_servers)
+        made = counted(len(created), "topic")
+        _log.info("created %s at %s: %s", made, config.bootstrap_servers, ", ".join(created))
     for name, code, *message in response.topic_errors:
         # Another member of the group may have been quicker.
         if code and for_code(code) is not TopicAlreadyExistsError:

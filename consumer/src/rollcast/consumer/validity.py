@@ -3,6 +3,7 @@
 from rollcast.consumer.errors import InvalidRecordError
 from rollcast.consumer.streams import is_known
 from rollcast.schemas import SHARD_SLOT, ContractError, DpShard, Limits, SamplePart
+from rollcast.schemas.sizes import counted
 from rollcast.schemas.topics import check_run_id
 
 _MAX_LONG = 2**63 - 1
@@ -34,12 +35,14 @@ def check_event(event: SamplePart | DpShard, limits: Limits) -> None:
         raise InvalidRecordError(f"raw_bytes is {event.raw_bytes}")
     if event.dropped_reason is None and len(event.slot_digests) != event.sample_count + 1:
         raise InvalidRecordError(
-            f"the closing event has {len(event.slot_digests)} slot digests for {event.sample_count} samples; "
+            f"the closing event has {counted(len(event.slot_digests), 'slot digest')} for "
+            f"{counted(event.sample_count, 'sample')}; "
             "it needs one for each, and one for the shard's own columns"
         )
     if event.dropped_reason is None and len(event.part_counts) != len(event.slot_digests):
         raise InvalidRecordError(
-            f"the closing event has {len(event.part_counts)} part counts for {len(event.slot_digests)} slot digests"
+            f"the closing event has {counted(len(event.part_counts), 'part count')} for "
+            f"{counted(len(event.slot_digests), 'slot digest')}"
         )
     for count in event.part_counts:
         _within("part_counts", count, 1, limits.max_parts)

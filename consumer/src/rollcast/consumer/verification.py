@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollcast.consumer.dump_file import check_against, described_in, load_dump, samples_of
-from rollcast.consumer.errors import DumpFileError, ShutFileError
+from rollcast.consumer.errors import DumpFileError, NoDumpError, ShutFileError
 from rollcast.consumer.store.aside import unknown_digest
 from rollcast.consumer.store.files import file_sha256
 from rollcast.consumer.store.manifest import Manifest
 from rollcast.consumer.store.reading import parse_manifest, tombstone_path, usable
-from rollcast.consumer.store.template import DUMP_SUFFIX, MANIFEST_SUFFIX
+from rollcast.consumer.template import DUMP_SUFFIX, MANIFEST_SUFFIX
 from rollcast.schemas import TRAIN_STREAM
+from rollcast.schemas.sizes import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Verdict:
         manifest: that it was checked against, or that the retention has left of it; None without a usable one.
         problem: why it is not sound; None if it is.
         unknown: whether it is no dump, but a file that stood in the way of one and was kept aside.
+        foreign: whether the problem is only that it is something else than a dump, of which no manifest tells.
         shut: whether the problem is only that this user may not read it.
         has_bad_manifest: whether there is a manifest that cannot be used, so that it came by way of Kafka.
     """
@@ -32,6 +34,7 @@ class Verdict:
     manifest: Manifest | None
     problem: str | None = None
     unknown: bool = False
+    foreign: bool = False
     shut: bool = False
     has_bad_manifest: bool = False
 
@@ -53,7 +56,7 @@ def verify(path: Path) -> Iterator[Verdict]:
     A dump is sound if every file has the size and SHA-256 of its manifest, loads without running code, and holds the
     rollout and the numbers of samples and shards that the manifest tells. A file that no manifest describes is not,
     unless the store has kept it aside under the name of its digest, and it still has that; what can be told of one is
-    whether it loads. Nothing is changed.
+    whether it loads, and whether it is something else than a dump. Nothing is changed.
     """
     if is_folder(path):
         yield from _verify_below(path)
@@ -134,12 +137,13 @@ def _verify_without_manifest(path: Path) -> Verdict:
     try:
         samples = len(samples_of(load_dump(path)))
     except DumpFileError as exc:
-        return Verdict(path, None, f"{exc}; no manifest describes it", shut=isinstance(exc, ShutFileError))
+        shut, foreign = isinstance(exc, ShutFileError), isinstance(exc, NoDumpError)
+        return Verdict(path, None, f"{exc}; no manifest describes it", shut=shut, foreign=foreign)
     return Verdict(
         path,
         None,
-        f"no manifest describes it, as none does what a trainer writes inline; it loads, with {samples} samples, but "
-        "nothing tells whether they are the right ones",
+        f"no manifest describes it, as none does what a trainer writes inline; it loads, with "
+        f"{counted(samples, 'sample')}, but nothing tells whether they are the right ones",
     )
 
 
@@ -177,6 +181,6 @@ def _check(beside: Path, manifest: Manifest) -> None:
     if shut is not None:
         raise shut
     if samples != manifest.samples:
-        raise DumpFileError(f"it has {samples} samples, its manifest tells of {manifest.samples}")
+        raise DumpFileError(f"it has {counted(samples, 'sample')}, its manifest tells of {manifest.samples}")
     if shards != manifest.shards and manifest.id.stream == TRAIN_STREAM:
-        raise DumpFileError(f"it has {shards} shards, its manifest tells of {manifest.shards}")
+        raise DumpFileError(f"it has {counted(shards, 'shard')}, its manifest tells of {manifest.shards}")

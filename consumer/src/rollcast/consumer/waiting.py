@@ -8,6 +8,7 @@ from rollcast.consumer.assembler import Assembler
 from rollcast.consumer.brief import brief
 from rollcast.consumer.errors import ConsumerError
 from rollcast.consumer.rollout import Rollout, RolloutId
+from rollcast.schemas.sizes import counted
 
 # Of the name, or of who may use it: as long as that stands nothing else fails, and a try can cost a whole dump.
 _LASTING = {
@@ -82,11 +83,11 @@ class Waiting:
             return
         self._logged_at = now
         _log.warning(
-            "could not write the dump of %s: %s; next try in %g s; %d dumps wait, no offset moves past them",
+            "could not write the dump of %s: %s; next try in %g s; waiting: %s, no offset moves past that",
             rollout.id,
             entry.problem,
             delay_s,
-            len(self._entries),
+            counted(len(self._entries), "dump"),
         )
 
     def written(self, rollout_id: RolloutId) -> None:

@@ -6,12 +6,12 @@ import os
 import time
 
 from rollcast.producer.committer import Committer
-from rollcast.producer.counted import counted
 from rollcast.producer.session import Session
 from rollcast.producer.shipper.launch import ShipperLauncher
 from rollcast.producer.spool.trainers import LivingTrainer, register
 from rollcast.producer.stats import Counters
 from rollcast.producer.undelivered import waiting_in_words
+from rollcast.schemas.sizes import counted
 
 _EXIT_FLUSH_S = 5.0
 _DRAIN_LOOK_EVERY_S = 0.05

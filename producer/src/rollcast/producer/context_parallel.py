@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from rollcast.producer.errors import RolloutDataError
 from rollcast.producer.parallel import current_layout
+from rollcast.schemas.sizes import counted
 from rollcast.schemas.tensors import tensor_bytes
 
 Span: TypeAlias = tuple[int, int]
@@ -194,7 +195,8 @@ def all_gather_with_cp(tensor: torch.Tensor, total_length: int, response_length:
     held = span_tokens(spans[layout.context_parallel_rank])
     if len(tensor) != held:
         raise RolloutDataError(
-            f"this rank's tensor has {len(tensor)} tokens; it holds {held} of a response of {response_length}"
+            f"this rank's tensor has {counted(len(tensor), 'token')}; it holds {held} of a response of "
+            f"{response_length}"
         )
     # Zeros: without a prompt no logit predicts the first response token, and no rank holds it.
     whole = tensor.new_zeros((response_length, *tensor.shape[1:]))

@@ -1,9 +1,6 @@
-"""Counts in words, for logs."""
+"""What waits, in words, for logs."""
 
-
-def counted(count: int, what: str) -> str:
-    """Returns a count with its noun in the right number."""
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+from rollcast.schemas.sizes import counted
 
 
 def counted_bundles(bundles: int, marks: int) -> str:

@@ -8,6 +8,7 @@ import torch
 from rollcast.producer.context_parallel import GatherTensor
 from rollcast.producer.errors import RolloutDataError
 from rollcast.schemas.shards import sample_count
+from rollcast.schemas.sizes import counted
 
 CONTEXT_PARALLEL_FIELDS = (
     "rollout_log_probs",
@@ -58,7 +59,8 @@ def restore_context_parallel_fields_to_cpu(
             whole = (tensor if gather_tensor is None else gather_tensor(tensor, total, response)).detach()
             if len(whole) != response:
                 raise RolloutDataError(
-                    f"{name!r} of sample {slot} has {len(whole)} entries after the restore, for {response} tokens"
+                    f"{name!r} of sample {slot} has {counted(len(whole), 'entry', 'entries')} after the restore, for "
+                    f"{counted(response, 'token')}"
                 )
             if keep_restored:
                 kept.append(whole.to("cpu", copy=True))
@@ -78,7 +80,7 @@ def check_one_tensor_per_sample(name: str, values: object, count: int) -> list[t
     """
     if not isinstance(values, (list, tuple, torch.Tensor)) or len(values) != count:
         found = len(values) if isinstance(values, (list, tuple, torch.Tensor)) else f"a {type(values).__name__}"
-        raise RolloutDataError(f"{name!r} needs one tensor per sample: it has {found}, for {count} samples")
+        raise RolloutDataError(f"{name!r} needs one tensor per sample: it has {found}, for {counted(count, 'sample')}")
     if {*map(type, values)} == {torch.Tensor}:
         return list(values)
     for slot, value in enumerate(values):
@@ -96,7 +98,8 @@ def check_lengths(rollout_data: Mapping[str, Any], name: str, count: int) -> lis
     values = rollout_data.get(name)
     if values is None or len(values) != count:
         found = "absent" if values is None else f"{len(values)} long"
-        raise RolloutDataError(f"{name!r} is {found}; the restore needs one length per sample, for {count} samples")
+        samples = counted(count, "sample")
+        raise RolloutDataError(f"{name!r} is {found}; the restore needs one length per sample, for {samples}")
     return [int(value) for value in values]
 
 

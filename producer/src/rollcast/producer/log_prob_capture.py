@@ -8,6 +8,7 @@ import torch
 
 from rollcast.producer.errors import RolloutDataError
 from rollcast.schemas.shards import as_list
+from rollcast.schemas.sizes import counted
 
 
 class CapturedLogProbs:
@@ -29,8 +30,8 @@ class CapturedLogProbs:
         """
         if len(positions) != len(log_probs) or None in positions:
             raise RolloutDataError(
-                f"batch['partition'] has {len(positions)} positions ({positions.count(None)} of them None) for "
-                f"{len(log_probs)} log-prob tensors; the capture needs one position per tensor"
+                f"batch['partition'] has {counted(len(positions), 'position')} ({positions.count(None)} of them None) "
+                f"for {counted(len(log_probs), 'log-prob tensor')}; the capture needs one position per tensor"
             )
         for position, tensor in zip(positions, log_probs, strict=True):
             if position is not None and position not in self.by_position:
@@ -48,8 +49,8 @@ class CapturedLogProbs:
         missing = [position for position in positions if position not in self.by_position]
         if missing:
             raise RolloutDataError(
-                f"no log-probs were captured for {len(missing)} of {len(positions)} positions (first: {missing[0]}); "
-                "call maybe_capture_log_probs in every forward pass of the step"
+                f"no log-probs were captured for {len(missing)} of {counted(len(positions), 'position')} "
+                f"(first: {missing[0]}); call maybe_capture_log_probs in every forward pass of the step"
             )
         rollout_data["log_probs"] = [self.by_position[position] for position in positions if position is not None]
 

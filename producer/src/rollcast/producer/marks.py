@@ -90,7 +90,7 @@ class DropMarks:
                 return
             name, shard = self._waiting[0]
             if self._unmarked:
-                more = f"{self._unmarked.count} more were dropped, {self._unmarked.first} to {self._unmarked.last}"
+                more = f"{self._unmarked.count} more dropped, {self._unmarked.first} to {self._unmarked.last}"
                 shard = replace(shard, dropped_reason=f"{shard.dropped_reason}; {more}, too many for an event each")
             marking, committed = self._spool.marking(self._run_id, name), self._claim_place(name)
             try:

@@ -26,6 +26,7 @@ from rollcast.schemas.events import SHARD_SLOT, PlainValue
 from rollcast.schemas.limits import DEFAULT_LIMITS
 from rollcast.schemas.parts import MAX_DIMENSIONS, MAX_NAME_BYTES
 from rollcast.schemas.shards import is_per_sample, places, sample_count
+from rollcast.schemas.sizes import counted
 from rollcast.schemas.tensors import Replaced, are_scalars, dtype_name, extract_tensors, item_count, normalise
 
 # Not comprehensions: these are read of thousands of tensors, on the training thread.
@@ -231,8 +232,8 @@ def _cuts_of(data: Mapping[str, Any], count: int, size: int, layout: ContextLayo
         value = data.get(name)
         if isinstance(value, (list, tuple)) and len(value) != count:
             raise RolloutDataError(
-                f"{name!r} has {len(value)} entries for {count} samples (the length of 'response_lengths'); "
-                "it needs one per sample"
+                f"{name!r} has {counted(len(value), 'entry', 'entries')} for {counted(count, 'sample')} (the length "
+                "of 'response_lengths'); it needs one per sample"
             )
     if not any(_is_of_response(name, value) for name, value in data.items()):
         return None

@@ -7,6 +7,7 @@ from pathlib import Path
 from rollcast.producer.config import PublisherConfig
 from rollcast.producer.errors import SpoolFullError
 from rollcast.producer.spool.usage import SpoolMeter, SpoolUsage
+from rollcast.schemas.sizes import counted
 
 MAX_MARKS = 10_000
 """Marks of dropped rollouts that a spool may hold, some kilobytes each, all runs together."""
@@ -95,8 +96,8 @@ class Quota:
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise SpoolFullError(
-                    f"the spool {self._spool} holds {held.bundles} bundles with {held.size} bytes and the rollout "
-                    f"needs {need.bundles} with {need.size}: max_spool_bundles is {self._max_bundles}, "
+                    f"the spool {self._spool} holds {counted(held.bundles, 'bundle')} with {held.size} bytes and the "
+                    f"rollout needs {need.bundles} with {need.size}: max_spool_bundles is {self._max_bundles}, "
                     f"max_spool_bytes {self._max_bytes}; is Kafka reachable?"
                 )
             # Looking, not waiting on a primitive: another process empties the spool.

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 _REPEAT_AFTER_S = 60.0
+# What follows from a connection that is lost, without saying why.
+_CONSEQUENCES = ("Unable to update metadata from %s", "Marking the coordinator dead (node %s)for group %s.")
 
 _client_log = logging.getLogger("aiokafka")
 
@@ -18,6 +20,8 @@ def hide_client_log() -> None:
 @asynccontextmanager
 async def client_log_shown_after(let_in: asyncio.Event) -> AsyncIterator[None]:
     """Shows warnings and errors of the client, each message once a minute, once a broker has let it in.
+
+    While it has no connection it says so in several ways for each request; each cause is shown, in words of ours.
 
     Args:
         let_in: tells that; it is waited for while the block runs.
@@ -47,8 +51,33 @@ class OncePerMinute(logging.Filter):
         """Returns whether the record is shown."""
         if not record.name.startswith("aiokafka"):
             return True
-        last = self._shown.get(record.msg)
+        key = record.msg
+        if (problem := _connection_problem(record)) is not None:
+            record.levelno, record.levelname = logging.WARNING, logging.getLevelName(logging.WARNING)
+            record.msg, record.args = "no connection to Kafka (%s); it is tried again", (problem,)
+            key = str(problem)
+        elif _is_consequence(record):
+            return False
+        last = self._shown.get(key)
         if last is not None and record.created - last < _REPEAT_AFTER_S:
             return False
-        self._shown[record.msg] = record.created
+        self._shown[key] = record.created
         return True
+
+
+def _connection_problem(record: logging.LogRecord) -> object | None:
+    """Returns why there is no connection, if that is what the client tells."""
+    return next((each for each in _arguments(record) if _is_a(each, "KafkaConnectionError", "OSError")), None)
+
+
+def _is_consequence(record: logging.LogRecord) -> bool:
+    return record.msg in _CONSEQUENCES or any(_is_a(each, "NodeNotReadyError") for each in _arguments(record))
+
+
+def _arguments(record: logging.LogRecord) -> tuple[object, ...]:
+    return record.args if isinstance(record.args, tuple) else ()
+
+
+def _is_a(value: object, *names: str) -> bool:
+    # By name: the wire contract alone is installed without the client.
+    return any(kind.__name__ in names for kind in type(value).__mro__)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from rollcast.schemas.errors import RolloutDataError, ShardContentError
+from rollcast.schemas.sizes import counted
 
 POSITION_FIELDS = ("sample_indices", "partition")
 """Fields that place each sample: its index in the run, and its position in the rollout."""
@@ -131,6 +132,7 @@ def places(data: Mapping[str, Any], name: str, count: int) -> list[int | None]:
         return [None] * count
     if len(values) != count:
         raise RolloutDataError(
-            f"{name!r} has {len(values)} entries for {count} samples; it needs one per sample, or None"
+            f"{name!r} has {counted(len(values), 'entry', 'entries')} for {counted(count, 'sample')}; "
+            "it needs one per sample, or None"
         )
     return values

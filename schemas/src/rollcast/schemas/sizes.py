@@ -1,4 +1,4 @@
-"""Sizes as a person reads them."""
+"""Sizes and counts as a person reads them."""
 
 
 def size_in_words(count: float) -> str:
@@ -11,3 +11,8 @@ def size_in_words(count: float) -> str:
         if round(count, 1) < 1000:
             return f"{count:.1f} {unit}"
     return f"{count / 1000:.1f} TB"
+
+
+def counted(count: int, one: str, several: str = "") -> str:
+    """Returns a count with its noun in the right number: `1 shard`, `2 shards`; `several` where an s does not do."""
+    return f"{count} {one if count == 1 else several or f'{one}s'}"

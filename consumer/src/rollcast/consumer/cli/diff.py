@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from rollcast.consumer.container import check_beginning
+from rollcast.schemas.sizes import counted
 
 
 def diff(
@@ -27,7 +28,7 @@ def diff(
     found = differences(left, right, rtol=rtol, atol=atol, limit=max_differences + 1)
     if not found:
         within = f" within rtol {rtol:g}, atol {atol:g}" if rtol or atol else ""
-        typer.echo(f"equal{within}: {len(samples_of(left))} samples")
+        typer.echo(f"equal{within}: {counted(len(samples_of(left)), 'sample')}")
         return
     for difference in found[:max_differences]:
         typer.echo(str(difference))

@@ -121,7 +121,18 @@ def _ordered(values: list[Any]) -> list[Any]:
 def _kind(value: object) -> str:
     import torch
 
-    return str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype)
+    return _marker(value) or type(value).__name__
+
+
+def _marker(value: object) -> str | None:
+    """Returns what stands in the place of a value that the contract cannot carry, in words; None for any other."""
+    from rollcast.schemas.tensors import UNSUPPORTED_KEY
+
+    if not isinstance(value, dict) or list(value) != [UNSUPPORTED_KEY]:
+        return None
+    return f"marker for {value[UNSUPPORTED_KEY]}"
 
 
 def _extent(value: Any) -> str:
@@ -142,7 +153,7 @@ def _layout(shards: list[Any]) -> "Table":
 def _short(value: object) -> str:
     import torch
 
-    text = f"tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+    text = f"tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else _marker(value) or repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

@@ -12,6 +12,7 @@ import typer
 
 from rollcast.consumer.cli.log import show_warnings
 from rollcast.schemas import TRAIN_STREAM
+from rollcast.schemas.sizes import counted
 
 if TYPE_CHECKING:
     from rollcast.consumer.verification import Verdict
@@ -31,18 +32,24 @@ def verify(
     manifest, so that nothing can prove it sound.
 
     A file NAME.unknown-DIGEST stood at a dump's name with another content, and was kept when the dump came; it is
-    told, is no fault while it has that digest, and may be deleted.
+    told, is no fault while it has that digest, and may be deleted. Nor is a torch file of something else, such as a
+    checkpoint, of which no manifest tells: that is `else`.
     """
     from rollcast.consumer.verification import verify as verdicts
 
     show_warnings()
-    sound = unknown = shut = 0
+    sound = unknown = foreign = shut = 0
     bad: list[Verdict] = []
     for path in paths:
         for verdict in verdicts(path):
             if verdict.shut:
                 shut += 1
                 typer.echo(f"shut {verdict}")
+                continue
+            if verdict.foreign:
+                foreign += 1
+                if not quiet:
+                    typer.echo(f"else {verdict}")
                 continue
             if verdict.problem is not None:
                 bad.append(verdict)
@@ -64,7 +71,8 @@ def verify(
         typer.echo(
             "Whether those that are shut are sound is not known: this user may not read them. Ask again as their owner."
         )
-    others = (f", {shut} shut" if shut else "") + (f", {unknown} kept aside" if unknown else "")
+    counts = {"shut": shut, "kept aside": unknown, "of something else": foreign}
+    others = "".join(f", {count} {words}" for words, count in counts.items() if count)
     nothing = f"no dump is in {', '.join(map(str, paths))}"
     typer.echo(f"{sound} sound, {len(bad)} bad{others}" if sound or bad or shut else f"{nothing}{others}")
     if bad or shut or not sound:
@@ -73,7 +81,7 @@ def verify(
 
 def _remedies(bad: "Iterable[Verdict]") -> list[str]:
     """Returns the commands that make these dumps again, of those that are known to have come by way of Kafka."""
-    from rollcast.consumer.store.template import DUMP_SUFFIX
+    from rollcast.consumer.template import DUMP_SUFFIX
     from rollcast.consumer.verification import is_folder
 
     known: defaultdict[str, set[int]] = defaultdict(set)
@@ -105,5 +113,5 @@ def _summary(verdict: "Verdict") -> str:
     manifest = verdict.manifest
     if manifest is None:
         return ""
-    counts = f"{manifest.samples} samples, {manifest.shards} shards, {manifest.file_bytes} bytes"
+    counts = f"{counted(manifest.samples, 'sample')}, {counted(manifest.shards, 'shard')}, {manifest.file_bytes} bytes"
     return f"{counts}; incomplete: {manifest.missing}" if manifest.missing else counts

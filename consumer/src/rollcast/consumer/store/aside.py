@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rollcast.consumer.store.files import file_sha256, write_durably
 from rollcast.consumer.store.manifest import Manifest, manifest_path
-from rollcast.consumer.store.template import PathTemplate
+from rollcast.consumer.template import PathTemplate
 
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK}
 _DIGEST_CHARS = 16

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rollcast.consumer.retention import Kept
 from rollcast.consumer.store.reading import usable
-from rollcast.consumer.store.template import MANIFEST_SUFFIX, PathTemplate
+from rollcast.consumer.template import MANIFEST_SUFFIX, PathTemplate
 from rollcast.schemas import TRAIN_STREAM
 
 _log = logging.getLogger("rollcast.consumer")

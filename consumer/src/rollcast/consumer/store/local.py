@@ -30,7 +30,7 @@ from rollcast.consumer.store.reading import kept_at, published_as, tombstone_pat
 from rollcast.consumer.store.removal import Removal, remove_files
 from rollcast.consumer.store.saving import save
 from rollcast.consumer.store.steps import AtStep, Step, nothing
-from rollcast.consumer.store.template import MANIFEST_SUFFIX, TOMBSTONE_SUFFIX, PathTemplate
+from rollcast.consumer.template import MANIFEST_SUFFIX, TOMBSTONE_SUFFIX, PathTemplate
 
 _INCOMPLETE = "incomplete"
 _INCOMPLETE_MANIFESTS = f"*.{_INCOMPLETE}*{MANIFEST_SUFFIX}"

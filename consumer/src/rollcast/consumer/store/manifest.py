@@ -12,8 +12,8 @@ from rollcast.consumer.errors import DumpFileError
 from rollcast.consumer.metrics import Metric
 from rollcast.consumer.rollout import Missing, OffsetSpan, RolloutId
 from rollcast.consumer.store import fields
-from rollcast.consumer.store.template import MANIFEST_SUFFIX
 from rollcast.consumer.streams import is_known
+from rollcast.consumer.template import MANIFEST_SUFFIX
 from rollcast.schemas import SHARD_SLOT, ContractError
 from rollcast.schemas.topics import check_run_id
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rollcast.consumer.errors import DumpFileError
 from rollcast.consumer.store.manifest import Manifest, manifest_path
 from rollcast.consumer.store.protocol import PublishedDump
-from rollcast.consumer.store.template import TOMBSTONE_SUFFIX
+from rollcast.consumer.template import TOMBSTONE_SUFFIX
 
 _MAX_BYTES = 64 * 1024 * 1024
 

@@ -11,7 +11,7 @@ from rollcast.consumer.store.manifest import Manifest, manifest_path
 from rollcast.consumer.store.protocol import Dump
 from rollcast.consumer.store.reading import tombstone_path, usable
 from rollcast.consumer.store.steps import AtStep, Step
-from rollcast.consumer.store.template import TOMBSTONE_SUFFIX, PathTemplate
+from rollcast.consumer.template import TOMBSTONE_SUFFIX, PathTemplate
 from rollcast.schemas import TRAIN_STREAM
 
 _log = logging.getLogger("rollcast.consumer")

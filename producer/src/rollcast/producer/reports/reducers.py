@@ -8,6 +8,7 @@ import torch
 from rollcast.producer.context_parallel import get_logits_and_tokens_offset_with_cp
 from rollcast.producer.errors import RolloutDataError
 from rollcast.producer.parallel import current_layout
+from rollcast.schemas.sizes import counted
 
 Reducer: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 """Per-token values of a micro-batch, as this rank holds them, to a scalar."""
@@ -96,7 +97,8 @@ def _check_columns(
     for name, column in columns.items():
         if column is not None and len(column) != len(response_lengths):
             raise RolloutDataError(
-                f"{name!r} has {len(column)} entries for {len(response_lengths)} response_lengths; give one per sample"
+                f"{name!r} has {counted(len(column), 'entry', 'entries')} for "
+                f"{counted(len(response_lengths), 'sample')}, as response_lengths says; give one per sample"
             )
     for index, (mask, response_length) in enumerate(zip(loss_masks, response_lengths, strict=True)):
         if mask.shape != (response_length,):

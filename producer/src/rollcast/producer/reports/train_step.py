@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from rollcast.producer.errors import RolloutDataError
+from rollcast.schemas.sizes import counted
 
 
 def reduce_train_step_metrics(
@@ -73,7 +74,7 @@ def _sum_micro_batches(losses_reduced: Sequence[Mapping[str, Any]]) -> tuple[lis
         if not isinstance(values, torch.Tensor) or values.shape != (len(item_keys) + 1,):
             found = tuple(values.shape) if isinstance(values, torch.Tensor) else type(values).__name__
             raise RolloutDataError(
-                f"micro-batch {index} has {len(item_keys)} metric keys and values of {found}; "
+                f"micro-batch {index} has {counted(len(item_keys), 'metric key')} and values of {found}; "
                 "give a tensor with the token count and one value per key"
             )
         # A float32 count of tokens is inexact from 2**24 on.

@@ -9,6 +9,7 @@ from rollcast.producer.schedule.flops import read_model_shape
 from rollcast.producer.schedule.packing import pack_step_into_mbs
 from rollcast.producer.schedule.settings import positive_setting, read_train_parallel, setting, whole_numbers
 from rollcast.producer.schedule.steps import group_by_rollout, split_into_steps
+from rollcast.schemas.sizes import counted
 
 
 def build_dp_schedule(
@@ -51,7 +52,8 @@ def build_dp_schedule(
     rollouts = range(len(lengths)) if rollout_indices is None else whole_numbers("rollout_indices", rollout_indices)
     if len(rollouts) != len(lengths):
         raise ScheduleError(
-            f"rollout_indices has {len(rollouts)} entries and total_lengths {len(lengths)}; both need one per sample"
+            f"rollout_indices has {counted(len(rollouts), 'entry', 'entries')} and total_lengths {len(lengths)}; "
+            "both need one per sample"
         )
     partitions: list[list[int]] = [[] for _ in range(parallel.dp_size)]
     micro_batch_indices: list[list[list[int]]] = [[] for _ in range(parallel.dp_size)]
@@ -62,7 +64,7 @@ def build_dp_schedule(
         try:
             packed = pack_step_into_mbs(args, train_parallel_config, [lengths[sample] for sample in samples])
         except ScheduleError as exc:
-            raise ScheduleError(f"step {number} ({len(step)} rollouts): {exc}") from exc
+            raise ScheduleError(f"step {number} ({counted(len(step), 'rollout')}): {exc}") from exc
         micro_batches = [[samples[place] for place in places] for places in packed]
         for rank, owned in enumerate(_deal_out(args, micro_batches, lengths, parallel.dp_size)):
             for micro_batch in owned:

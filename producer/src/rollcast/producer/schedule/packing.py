@@ -14,6 +14,7 @@ from rollcast.producer.schedule.settings import (
     setting,
     whole_numbers,
 )
+from rollcast.schemas.sizes import counted
 
 
 def pack_step_into_mbs(args: Any, train_parallel_config: Any, lengths: Sequence[int]) -> list[list[int]]:
@@ -83,9 +84,9 @@ def _pack_by_count(samples: int, micro_batch_size: int, parallel: TrainParallel)
     ]
     if len(micro_batches) % parallel.micro_batch_multiple:
         raise ScheduleError(
-            f"{samples} samples make {len(micro_batches)} micro-batches of {micro_batch_size}, which is not a multiple "
-            f"of {parallel.describe_multiple()}: change args.micro_batch_size or global_batch_size, or set "
-            "args.use_dynamic_batch_size"
+            f"{counted(samples, 'sample')} cut into {counted(len(micro_batches), 'micro-batch', 'micro-batches')} of "
+            f"{micro_batch_size}, which is not a multiple of {parallel.describe_multiple()}: change "
+            "args.micro_batch_size or global_batch_size, or set args.use_dynamic_batch_size"
         )
     return micro_batches
 
@@ -97,7 +98,8 @@ def _split_to_multiple(bins: list[list[int]], weights: Sequence[int], parallel: 
     samples = len(weights)
     if target > samples:
         raise ScheduleError(
-            f"{samples} samples pack into {len(bins)} micro-batches and cannot be split into {target}, a multiple of "
+            f"{counted(samples, 'sample')} packed into {counted(len(bins), 'micro-batch', 'micro-batches')} cannot be "
+            f"split into {target}, a multiple of "
             f"{parallel.describe_multiple()}: raise global_batch_size or args.max_tokens_per_gpu, or lower dp_size"
         )
     bins = list(bins)

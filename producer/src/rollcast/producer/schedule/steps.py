@@ -7,6 +7,7 @@ from typing import Any, TypeAlias, cast
 
 from rollcast.producer.schedule.errors import ScheduleError
 from rollcast.producer.schedule.settings import setting
+from rollcast.schemas.sizes import counted
 
 RolloutGroup: TypeAlias = list[int]
 """The global indices of one rollout's samples."""
@@ -37,8 +38,8 @@ def split_into_steps(args: Any, groups: list[RolloutGroup], global_batch_size: i
         return _custom_steps(custom, groups, global_batch_size)
     if len(groups) < global_batch_size:
         raise ScheduleError(
-            f"{len(groups)} rollouts do not fill one step of global_batch_size {global_batch_size}: lower it, or let "
-            "compute_dynamic_global_batch_size choose it"
+            f"{counted(len(groups), 'rollout')} cannot fill one step of global_batch_size {global_batch_size}: lower "
+            "it, or let compute_dynamic_global_batch_size choose it"
         )
     starts = range(0, len(groups) - global_batch_size + 1, global_batch_size)
     return [groups[start : start + global_batch_size] for start in starts]
@@ -65,8 +66,8 @@ def _custom_steps(custom: object, groups: list[RolloutGroup], global_batch_size:
             unused.remove(group)
     if not steps or not all(steps):
         raise ScheduleError(
-            f"args.custom_step_split {custom!r} returned {'an empty step' if steps else 'no step'} for {len(groups)} "
-            "rollouts: return at least one step, each with at least one rollout group"
+            f"args.custom_step_split {custom!r} returned {'an empty step' if steps else 'no step'} for "
+            f"{counted(len(groups), 'rollout')}: return at least one step, each with at least one rollout group"
         )
     return [[list(group) for group in step] for step in steps]
 

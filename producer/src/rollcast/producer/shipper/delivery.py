@@ -12,6 +12,7 @@ from aiokafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError
 from rollcast.producer.shipper.cancellation import pass_on_cancellation
 from rollcast.producer.shipper.config import ShipperConfig
 from rollcast.producer.shipper.stats import ShipperStats
+from rollcast.schemas.sizes import counted
 
 _REQUEST_ROOM_BYTES = 64 * 1024
 _CLOSE_TIMEOUT_S = 5.0
@@ -191,7 +192,7 @@ class BundleDelivery:
                     await self._delivery.settled()
             except TimeoutError as exc:
                 self.error = KafkaTimeoutError(
-                    f"{self._owed} records were not acknowledged within {self._delivery.timeout_s:g} s"
+                    f"not acknowledged within {self._delivery.timeout_s:g} s: {counted(self._owed, 'record')}"
                 )
                 raise self.error from exc
         if self.error is not None:

@@ -1,8 +1,9 @@
 """What the shipper says of itself: whether it lives, and whether it does its work."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 
 from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.shipper.topic import RecordsTopic
@@ -17,6 +18,7 @@ class Health:
     Args:
         topic: knows whether Kafka has let this process in.
         spools: those that are being shipped; may grow.
+        awaited: those that are not, each with the reason in words; may change.
         loop: in which the shippers run.
         loop_timeout_s: it hangs when it does not answer for so long.
     """
@@ -25,10 +27,11 @@ class Health:
         self,
         topic: RecordsTopic,
         spools: Sequence[tuple[SpoolFolder, ShipperStats]],
+        awaited: Mapping[Path, str],
         loop: asyncio.AbstractEventLoop,
         loop_timeout_s: float = _LOOP_TIMEOUT_S,
     ) -> None:
-        self._topic, self._spools = topic, spools
+        self._topic, self._spools, self._awaited = topic, spools, awaited
         self._loop, self._loop_timeout_s = loop, loop_timeout_s
 
     def live_problems(self) -> list[str]:
@@ -47,3 +50,7 @@ class Health:
         if (absence := self._topic.absence) is not None:
             problems.append(absence)
         return problems
+
+    def awaited_spools(self) -> list[str]:
+        """Returns which spools are waited for, and why; it is ready all the same: they may come with their trainers."""
+        return [f"{trouble}; it is waited for" for trouble in list(self._awaited.values())]

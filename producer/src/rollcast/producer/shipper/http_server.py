@@ -55,6 +55,8 @@ def _with_health(metrics: "WSGIApplication", health: Health) -> "WSGIApplication
         problems = answers[path]() if found else ["no such page; there are /metrics, /healthz and /readyz"]
         status = "200 OK" if not problems else "503 Service Unavailable" if found else "404 Not Found"
         start_response(status, [("Content-Type", "text/plain; charset=utf-8")])
-        return ["".join(f"{line}\n" for line in problems or ["ok"]).encode(errors="replace")]
+        notes = health.awaited_spools() if path == "/readyz" else []
+        lines = problems or ["ok", *notes]
+        return ["".join(f"{line}\n" for line in lines).encode(errors="replace")]
 
     return application

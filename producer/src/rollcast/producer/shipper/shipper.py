@@ -91,7 +91,7 @@ class Shipper:
                 are there to start another one with their settings.
         """
         await asyncio.to_thread(self._spool.sweep_leaving)
-        pause_s, tell_again_at = _FIRST_PAUSE_S, 0.0
+        pause_s, told, tell_again_at = _FIRST_PAUSE_S, "", 0.0
         while True:
             is_empty = False
             try:
@@ -120,10 +120,12 @@ class Shipper:
                 refusal, trouble = None, f"the spool cannot be read ({exc})"
             finally:
                 self._turns.end(self._spool.path)
-            if not (self.stats.is_refused and self.stats.trouble == trouble and time.monotonic() < tell_again_at):
-                held = "no bundle waits" if is_empty else "bundles wait"
+            held = "no bundle waits" if is_empty else "bundles wait"
+            is_news = self.stats.trouble != trouble or held != told
+            is_steady = is_empty or refusal is not None or pause_s == self._config.retry_max_s
+            if is_news or not is_steady or time.monotonic() >= tell_again_at:
                 _log.warning("%s; %s in %s, next try in %.1f s", trouble, held, self._spool.path, pause_s)
-                tell_again_at = time.monotonic() + _TELL_EVERY_S
+                told, tell_again_at = held, time.monotonic() + _TELL_EVERY_S
             self.stats.trouble, self.stats.is_refused = trouble, refusal is not None
             await self._pause(pause_s)
             pause_s = min(2 * pause_s, self._config.retry_max_s)

@@ -51,6 +51,7 @@ class Sidecar:
         self._topic, self._turns = RecordsTopic(config), Turns()
         self.found = self._topic.found
         self._shipping: list[tuple[SpoolFolder, ShipperStats]] = []
+        self._awaited: dict[Path, str] = {}
         self._stopping = asyncio.Event()
 
     def shutdown(self) -> None:
@@ -88,7 +89,8 @@ class Sidecar:
                         _tell_if_unused(own[0])
                         stack.enter_context(own[1])
                 else:
-                    _log.warning("spool %s is not there yet; it is waited for", folder)
+                    self._awaited[folder] = f"spool {folder} is not there yet"
+                    _log.warning("%s; it is waited for", self._awaited[folder])
                     owned[folder] = None
             if not owned:
                 return
@@ -100,7 +102,7 @@ class Sidecar:
                 config.bootstrap_servers,
             )
             threads = stack.enter_context(ThreadPoolExecutor(config.compress_threads, "rollcast-cut"))
-            health = Health(self._topic, self._shipping, asyncio.get_running_loop())
+            health = Health(self._topic, self._shipping, self._awaited, asyncio.get_running_loop())
             registry = registry_of(list(owned), self._shipping)
             stack.enter_context(serving(config.metrics_host, config.metrics_port, health, registry))
             try:
@@ -152,7 +154,6 @@ class Sidecar:
                 await self._topic.prepare()
 
     async def _await_spool(self, folder: Path) -> tuple[SpoolFolder, IO[bytes]]:
-        told = ""
         # Looking, not inotify: it must work on every file system that containers share.
         while True:
             await asyncio.sleep(_LOOK_EVERY_S)
@@ -162,13 +163,14 @@ class Sidecar:
                 spool = SpoolFolder(folder)
                 if (lock := spool.try_own(self._config.destination)) is not None:
                     _log.info("spool %s is there", folder)
+                    del self._awaited[folder]
                     return spool, lock
                 trouble = f"spool {folder} has another shipper"
             except (SpoolError, OSError) as exc:
                 trouble = str(exc)
-            if trouble != told:
-                told = trouble
-                _log.warning("%s; it is tried again", told)
+            if trouble != self._awaited[folder]:
+                self._awaited[folder] = trouble
+                _log.warning("%s; it is tried again", trouble)
 
 
 def _tell_if_unused(spool: SpoolFolder) -> None:

@@ -55,8 +55,8 @@ class RecordsTopic:
         now = time.monotonic()
         return (
             f"Kafka at {self._config.bootstrap_servers} has not let it in since it started {now - self._since:.0f} s "
-            f"ago ({now - self._tried_at:.0f} s ago: {self._answer}): check that it runs, that --bootstrap is its "
-            "address as seen from this machine, and ROLLCAST_SECURITY_PROTOCOL"
+            f"ago ({now - self._tried_at:.0f} s ago: {self._answer}): check that it runs, that bootstrap_servers "
+            "(--bootstrap) is its address as seen from this machine, and ROLLCAST_SECURITY_PROTOCOL"
         )
 
     async def prepare(self) -> int:
