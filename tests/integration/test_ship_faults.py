@@ -228,12 +228,12 @@ async def test_a_shipper_of_an_empty_spool_says_of_no_bundle_that_it_waits(
         await until(lambda: "next try in" in caplog.text)
         assert f"no bundle waits in {tmp_path}, next try in " in caplog.text
         assert "bundles wait" not in caplog.text
-        await until(lambda: ship.stats.kafka_errors == 4)
+        await until(lambda: ship.stats.kafka_errors >= 4)
         assert caplog.text.count("no bundle waits") == 1, "what does not change is told once a minute"
         publish(tmp_path, 0)
         await until(lambda: f"; bundles wait in {tmp_path}, next try in " in caplog.text)
         told = ship.stats.kafka_errors
-        await until(lambda: ship.stats.kafka_errors == told + 3)
+        await until(lambda: ship.stats.kafka_errors >= told + 3)
         assert caplog.text.count("bundles wait in") == 1, "the pause is the longest already"
         running.cancel()
         await asyncio.wait({running})

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
-from rollcast.producer.counted import counted_bundles
 from rollcast.producer.shipper.stats import ShipperStats
 from rollcast.producer.spool.folder import SpoolFolder
-from rollcast.producer.spool.usage import bundles_in_words
+from rollcast.producer.spool.usage import bundles_in_words, counted_bundles
 from rollcast.schemas.sizes import size_in_words
 
 _EVERY_S = 60.0

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rollcast.producer.counted import counted_bundles
 from rollcast.producer.spool.folder import BundleName
 from rollcast.producer.spool.read import TENSORS_NAME
+from rollcast.schemas.sizes import counted
 
 # A bundle that is committed or shipped during the walk makes the walk be done again.
 _TRIES = 3
@@ -138,3 +138,11 @@ def _folders(path: str) -> list[os.DirEntry[str]]:
     with contextlib.suppress(OSError), os.scandir(path) as entries:
         return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
     return []
+
+
+def counted_bundles(bundles: int, marks: int) -> str:
+    """Returns how many bundles and marks of dropped rollouts there are; a mark is a bundle too, but nobody's data."""
+    if not marks:
+        return counted(bundles, "bundle")
+    told = counted(marks, "drop mark")
+    return f"{counted(bundles, 'bundle')} and {told}" if bundles else told
