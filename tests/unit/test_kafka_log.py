@@ -35,14 +35,16 @@ def test_what_the_client_repeats_is_shown_once_a_minute_and_our_own_words_always
 def test_of_what_the_client_says_without_a_connection_each_cause_is_shown_once_as_no_fault() -> None:
     moderation = OncePerMinute()
     closed, refused = KafkaConnectionError("Connection at a:1 closed"), ConnectionRefusedError(111, "refused")
+    connect = "Unable connect to node with id %s: %s"
     said = [
         ("Failed fetch messages from %s: %s", (1, closed)),
-        ("Unable connect to node with id %s: %s", (1, closed)),
+        (connect, (1, closed)),
         ("Unable to update metadata from %s", ([1],)),
         ("Error sending %s to node %s [%s] -- marking coordinator dead", ("Heartbeat", 1, NodeNotReadyError())),
         ("Marking the coordinator dead (node %s)for group %s.", (1, "group")),
         ("Heartbeat send request failed: %s. Will retry.", (NodeNotReadyError(),)),
-        ("Unable connect to node with id %s: %s", (1, refused)),
+        (connect, (1, refused)),
+        (connect, (1, TimeoutError())),
         ("OffsetCommit failed for group %s - %s", ("group", "GroupLoadInProgressError")),
     ]
     records = [logging.LogRecord("aiokafka", logging.ERROR, "", 0, message, args, None) for message, args in said]
@@ -50,8 +52,17 @@ def test_of_what_the_client_says_without_a_connection_each_cause_is_shown_once_a
     assert [f"{record.levelname} {record.getMessage()}" for record in shown] == [
         "WARNING no connection to Kafka (KafkaConnectionError: Connection at a:1 closed); it is tried again",
         "WARNING no connection to Kafka ([Errno 111] refused); it is tried again",
+        "WARNING no connection to Kafka (TimeoutError); it is tried again",
         "ERROR OffsetCommit failed for group group - GroupLoadInProgressError",
     ]
+
+
+def test_each_handler_shows_each_cause() -> None:
+    causes = [ConnectionRefusedError(111, "refused"), ConnectionResetError(104, "reset"), TimeoutError()]
+    records = [_record("aiokafka", "no node: %s", cause, 0.0) for cause in causes]
+    for moderation in (OncePerMinute(), OncePerMinute()):
+        assert [moderation.filter(record) for record in records] == [True, True, True]
+        assert [moderation.filter(record) for record in records] == [False, False, False]
 
 
 def test_another_message_is_shown_at_once() -> None:

@@ -51,23 +51,25 @@ class OncePerMinute(logging.Filter):
         """Returns whether the record is shown."""
         if not record.name.startswith("aiokafka"):
             return True
-        key = record.msg
         if (problem := _connection_problem(record)) is not None:
             record.levelno, record.levelname = logging.WARNING, logging.getLevelName(logging.WARNING)
-            record.msg, record.args = "no connection to Kafka (%s); it is tried again", (problem,)
-            key = str(problem)
+            # Whole, without arguments: the filter of a second handler gets it as it is now.
+            record.msg, record.args = f"no connection to Kafka ({problem}); it is tried again", None
         elif _is_consequence(record):
             return False
-        last = self._shown.get(key)
-        if last is not None and record.created - last < _REPEAT_AFTER_S:
+        # Of the last minute alone: in a daemon that runs for months there may be many addresses, each with its texts.
+        self._shown = {text: at for text, at in self._shown.items() if record.created - at < _REPEAT_AFTER_S}
+        if record.msg in self._shown:
             return False
-        self._shown[key] = record.created
+        self._shown[record.msg] = record.created
         return True
 
 
-def _connection_problem(record: logging.LogRecord) -> object | None:
-    """Returns why there is no connection, if that is what the client tells."""
-    return next((each for each in _arguments(record) if _is_a(each, "KafkaConnectionError", "OSError")), None)
+def _connection_problem(record: logging.LogRecord) -> str | None:
+    """Returns why there is no connection, in words, if that is what the client tells."""
+    problems = (each for each in _arguments(record) if _is_a(each, "KafkaConnectionError", "OSError"))
+    # A broker that answers nothing is a TimeoutError without words.
+    return next((str(problem) or type(problem).__name__ for problem in problems), None)
 
 
 def _is_consequence(record: logging.LogRecord) -> bool:
