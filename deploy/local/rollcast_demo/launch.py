@@ -19,6 +19,7 @@ import psutil
 from rollcast_demo.config import Event, TrainerConfig
 from rollcast_demo.errors import DeadlineExceededError, ProcessFailedError
 from rollcast_demo.layout import WORLD_SIZE
+from rollcast_demo.signals import signals_held
 
 _STOP_GRACE_S = 5.0
 _WATCH_EVERY_S = 1.0
@@ -143,15 +144,15 @@ def _running_ranks(config: TrainerConfig) -> Iterator[list[_Rank]]:
                 target=_run_rank, args=(config, number, meeting_point, sender, log_path), name=f"rank-{number}"
             )
             # Only the rank holds the sending end after this, so the pipe ends when the rank does.
-            with _holding(signal.SIGINT, signal.SIGTERM), sender:
+            with signals_held(), sender:
                 process.start()
                 ranks.append(_Rank(number=number, process=process, events=receiver, log_path=log_path))
         yield ranks
     finally:
-        with _holding(signal.SIGINT, signal.SIGTERM):
+        with signals_held():
             _stop(ranks)
-        _stop_shipper(config.spool_dir)
-        meeting_point.unlink(missing_ok=True)
+            _stop_shipper(config.spool_dir)
+            meeting_point.unlink(missing_ok=True)
 
 
 def _fork_server() -> ForkServerContext:
@@ -169,31 +170,22 @@ def _fork_server() -> ForkServerContext:
     os.environ["PYTHONWARNINGS"] = "ignore"
     # Before: starting it would let the signal through again.
     resource_tracker.ensure_running()
+    # Whatever starts here inherits this, and keeps it.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
-        # Held in whatever starts here, for good.
-        with _holding(signal.SIGINT):
-            forkserver.ensure_running()
+        forkserver.ensure_running()
     finally:
         for name, value in inherited.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     # Seconds in which Ctrl-C may come: a rank that is being started would not be known, and so not be stopped.
     first = context.Process(target=_do_nothing)
     first.start()
     first.join()
     return context
-
-
-@contextlib.contextmanager
-def _holding(*signals: signal.Signals) -> Iterator[None]:
-    """Have these signals wait for the end of the block."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _do_nothing() -> None:
