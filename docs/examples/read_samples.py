@@ -76,6 +76,7 @@ async def main() -> None:
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     try:
         await consumer.start()
+        logging.getLogger("aiokafka").setLevel(logging.NOTSET)
         async for record in consumer:
             where = f"{record.topic}[{record.partition}]@{record.offset}"
             try:
