@@ -119,6 +119,14 @@ def bundles_in_words(bundles: Sequence[Path]) -> str:
     return counted_bundles(len(bundles) - marks, marks)
 
 
+def counted_bundles(bundles: int, marks: int) -> str:
+    """Returns how many bundles and marks of dropped rollouts there are; a mark is a bundle too, but nobody's data."""
+    if not marks:
+        return counted(bundles, "bundle")
+    told = counted(marks, "drop mark")
+    return f"{counted(bundles, 'bundle')} and {told}" if bundles else told
+
+
 def _look_into(bundle: os.DirEntry[str]) -> SpoolUsage:
     with os.scandir(bundle.path) as entries:
         files = {entry.name: entry.stat().st_size for entry in entries}
@@ -138,11 +146,3 @@ def _folders(path: str) -> list[os.DirEntry[str]]:
     with contextlib.suppress(OSError), os.scandir(path) as entries:
         return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
     return []
-
-
-def counted_bundles(bundles: int, marks: int) -> str:
-    """Returns how many bundles and marks of dropped rollouts there are; a mark is a bundle too, but nobody's data."""
-    if not marks:
-        return counted(bundles, "bundle")
-    told = counted(marks, "drop mark")
-    return f"{counted(bundles, 'bundle')} and {told}" if bundles else told
