@@ -69,10 +69,14 @@ def test_ctrl_c_while_the_ranks_start_is_one_line_and_leaves_no_process(broker: 
             return any("multiprocessing.forkserver" in " ".join(child.cmdline()) for child in children)
         return False
 
-    wait_until(is_importing)
-    # To all of them, as a terminal does.
-    os.killpg(demo.pid, signal.SIGINT)
-    told, _ = demo.communicate(timeout=60)
+    try:
+        wait_until(is_importing)
+        # To all of them, as a terminal does.
+        os.killpg(demo.pid, signal.SIGINT)
+        told, _ = demo.communicate(timeout=60)
+    except BaseException:
+        os.killpg(demo.pid, signal.SIGKILL)
+        raise
     first, *others = told.splitlines()
     assert first.startswith("Kafka at ")
     assert (demo.returncode, others) == (130, ["Stopped."])

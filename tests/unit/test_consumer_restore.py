@@ -206,7 +206,9 @@ def test_a_policy_loss_call_is_normalised_as_a_train_payload_is() -> None:
     assert restored.payload["odd"] == {UNSUPPORTED_KEY: "builtins.dict"}
 
 
-@pytest.mark.parametrize("value", [[A_SLICE], ({"a": A_SLICE},), {TensorRef(1): 1}, {A_SLICE: 1}])
+@pytest.mark.parametrize(
+    "value", [[A_SLICE], ({"a": A_SLICE},), {UNSUPPORTED_KEY: A_SLICE}, {TensorRef(1): 1}, {A_SLICE: 1}]
+)
 def test_a_policy_loss_call_with_hostile_columns_loads_without_running_code(value: Any) -> None:
     restored = restore(policy_loss_call(value))
 

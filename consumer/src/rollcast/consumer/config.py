@@ -71,6 +71,9 @@ class ConsumeConfig:
         http_host: address of that port; on another one than loopback, whoever reaches it can read them.
         limits: caps on what a record may claim.
         security: how to log in to Kafka.
+
+    Raises:
+        ConsumeConfigError: a value cannot work; a `TemplateError` where it is `dump_path`.
     """
 
     bootstrap_servers: str

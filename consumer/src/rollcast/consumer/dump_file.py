@@ -56,6 +56,8 @@ def _check_objects(path: Path) -> None:
                     with archive.open(name) as objects:
                         while objects.read(_READ_BYTES):
                             pass
+    except OSError as exc:
+        raise DumpFileError(f"{path} cannot be read: {exc.strerror or exc}") from exc
     except Exception as exc:
         raise DumpFileError(f"{path} is damaged: its objects do not have their checksum; it was not loaded") from exc
 

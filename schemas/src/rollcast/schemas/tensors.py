@@ -62,6 +62,14 @@ class Replaced:
         return {UNSUPPORTED_KEY: name}
 
 
+def type_of_marked(value: object) -> str | None:
+    """Returns the name of the type for which a marker stands; None if `value` is no marker."""
+    if not isinstance(value, dict) or list(value) != [UNSUPPORTED_KEY]:
+        return None
+    name = value[UNSUPPORTED_KEY]
+    return name if isinstance(name, str) else None
+
+
 def normalise(field: str, value: object, replaced: Replaced) -> Any:
     """Returns `value` as the dump contract holds it.
 
@@ -87,7 +95,7 @@ def _normalise(field: str, value: object, replaced: Replaced, room: int) -> Any:
         return str.__str__(value) if _is_unicode(value) else replaced.marker(field, value)
     if isinstance(value, bytes):
         return bytes(value)
-    if isinstance(value, dict) and list(value) == [UNSUPPORTED_KEY]:
+    if type_of_marked(value) is not None:
         return value
     if room == 0:
         return replaced.marker(field, value)

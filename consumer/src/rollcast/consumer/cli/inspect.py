@@ -128,11 +128,10 @@ def _kind(value: object) -> str:
 
 def _marker(value: object) -> str | None:
     """Returns what stands in the place of a value that the contract cannot carry, in words; None for any other."""
-    from rollcast.schemas.tensors import UNSUPPORTED_KEY
+    from rollcast.schemas.tensors import type_of_marked
 
-    if not isinstance(value, dict) or list(value) != [UNSUPPORTED_KEY]:
-        return None
-    return f"marker for {value[UNSUPPORTED_KEY]}"
+    name = type_of_marked(value)
+    return None if name is None else f"marker for {name}"
 
 
 def _extent(value: Any) -> str:
