@@ -107,6 +107,15 @@ def test_what_cannot_be_carried_costs_itself_alone(value: object) -> None:
     assert replaced.count == 2
 
 
+@pytest.mark.parametrize(
+    ("name", "becomes"), [("set", "set"), (np.str_("set"), "set"), ("\ud800", {UNSUPPORTED_KEY: "builtins.str"})]
+)
+def test_only_the_name_of_a_type_makes_a_marker(name: object, becomes: object) -> None:
+    (inside,) = normalise("odd", {UNSUPPORTED_KEY: name}, Replaced()).values()
+    assert inside == becomes
+    assert type(inside) is type(becomes)
+
+
 @pytest.fixture
 def nothing_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state of a process that has met no such value yet."""

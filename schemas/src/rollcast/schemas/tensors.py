@@ -67,7 +67,8 @@ def type_of_marked(value: object) -> str | None:
     if not isinstance(value, dict) or list(value) != [UNSUPPORTED_KEY]:
         return None
     name = value[UNSUPPORTED_KEY]
-    return name if isinstance(name, str) else None
+    # Not of a subclass, such as numpy's, nor what is no text: it goes into a dump as it is.
+    return name if type(name) is str and _is_unicode(name) else None
 
 
 def normalise(field: str, value: object, replaced: Replaced) -> Any:
